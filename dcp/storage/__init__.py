@@ -1,0 +1,27 @@
+"""The one place that opens filesystems.
+
+`open_store(url)` gives a `Store`: a prefix on local disk, GCS, S3 or in memory, with few verbs that
+mean the same everywhere. `ObjectInfo` is what a listing says of an object; `ByteRange` a half-open
+range of one; `fetch` reads many ranges in parallel and hands them out in order. Failures are
+`StorageError` leaves: absent, forbidden, unreachable, out of space.
+"""
+
+from dcp.storage.fetch import fetch
+from dcp.storage.opening import open_parent, open_store
+from dcp.storage.ranges import ByteRange, coalesce
+from dcp.storage.store import ObjectInfo, Sink, Store
+from dcp.storage.urls import is_safe_name, join_url, normalise_url
+
+__all__ = [
+    "ByteRange",
+    "ObjectInfo",
+    "Sink",
+    "Store",
+    "coalesce",
+    "fetch",
+    "is_safe_name",
+    "join_url",
+    "normalise_url",
+    "open_parent",
+    "open_store",
+]

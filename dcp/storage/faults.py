@@ -1,0 +1,109 @@
+"""Turning what storage libraries raise into the package's error tree, and retrying what may pass.
+
+Libraries are recognised by the module and attributes of their exceptions, so that none of them is
+imported to be recognised.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from dcp.errors import (
+    AlreadyExistsError,
+    CkptError,
+    ForbiddenError,
+    NotFoundError,
+    OutOfSpaceError,
+    UnreachableError,
+)
+
+T = TypeVar("T")
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_CREDENTIAL_ERRORS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "DefaultCredentialsError",
+    "RefreshError",
+}
+_ATTEMPTS = 4
+_RETRY_SECONDS = 20.0
+
+
+def translate(error: BaseException, url: str) -> CkptError:
+    """The `StorageError` leaf that says what ``error`` means for ``url``.
+
+    What is not known to be absence, permission or space is `UnreachableError`: nothing may be concluded
+    about the checkpoint from it.
+    """
+    if isinstance(error, CkptError):
+        return error
+    reason = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0][:300]
+    status = _status(error)
+    number = getattr(error, "errno", None)
+    if isinstance(error, FileExistsError) or status == 412:
+        return AlreadyExistsError(f"{url} exists already", url)
+    if type(error).__name__ in _CREDENTIAL_ERRORS:
+        return ForbiddenError(f"no usable credentials for {url} ({reason})", url)
+    if isinstance(error, PermissionError) or number in _DENIED or status in (401, 403):
+        return ForbiddenError(f"no permission for {url} ({reason})", url)
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or status == 404:
+        if "bucket" in str(error).lower() and ("not exist" in str(error) or "not found" in str(error)):
+            return UnreachableError(f"the bucket of {url} does not exist or is not visible ({reason})", url)
+        return NotFoundError(f"nothing at {url}", url)
+    if number in _FULL:
+        return OutOfSpaceError(f"no space left writing {url} ({reason})", url)
+    return UnreachableError(f"cannot reach {url} ({reason})", url)
+
+
+def _status(error: BaseException) -> int | None:
+    """HTTP status carried by gcsfs, google-auth, aiohttp and botocore exceptions."""
+    for name in ("code", "status", "status_code"):
+        value = getattr(error, name, None)
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if isinstance(value, int) and 100 <= value < 600:
+            return value
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return value if isinstance(value, int) else None
+    return None
+
+
+def calling(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run one storage call once, raising only errors of the package's tree."""
+    try:
+        return operation(*args, **kwargs)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # fsspec backends raise their own classes, plain OSError and asyncio timeouts alike.
+    except Exception as error:
+        raise translate(error, url) from error
+
+
+def retrying(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run an idempotent storage call, repeating it while the store is unreachable, within bounds.
+
+    At most four attempts, and none begins later than 20 s after the first: some backends retry by
+    themselves for half a minute before they give up.
+    """
+    from tenacity import (
+        Retrying,
+        retry_if_exception_type,
+        stop_after_attempt,
+        stop_after_delay,
+        wait_random_exponential,
+    )
+
+    attempts = Retrying(
+        retry=retry_if_exception_type(UnreachableError),
+        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_RETRY_SECONDS),
+        wait=wait_random_exponential(multiplier=0.2, max=5),
+        reraise=True,
+    )
+    result: T = attempts(calling, url, operation, *args, **kwargs)
+    return result

@@ -1,0 +1,44 @@
+"""Reading many byte ranges: in parallel, bounded in memory, handed out in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from dcp.storage.ranges import ByteRange
+from dcp.storage.store import Store
+
+
+def fetch(
+    store: Store, ranges: Iterable[ByteRange], *, threads: int = 4, budget: int = 64 << 20
+) -> Iterator[tuple[ByteRange, bytes]]:
+    """Yield every range with its bytes, in the order given, reading ahead in ``threads`` threads.
+
+    Args:
+        store: where the objects are.
+        ranges: half-open byte ranges; consumed lazily.
+        threads: reads in flight.
+        budget: bytes that may be in flight or waiting; one range larger than it is read alone.
+
+    Raises:
+        StorageError, CheckpointError: as `Store.read_range`; reads still queued are dropped.
+    """
+    waiting: deque[tuple[ByteRange, Future[bytes]]] = deque()
+    held = 0
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
+    try:
+        for item in ranges:
+            while waiting and (held + item.length > budget or len(waiting) >= 4 * threads):
+                first, future = waiting.popleft()
+                data = future.result()
+                held -= first.length
+                yield first, data
+                del data
+            held += item.length
+            waiting.append((item, pool.submit(store.read_range, item.name, item.start, item.end)))
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

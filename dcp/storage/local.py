@@ -1,0 +1,177 @@
+"""A store on a local filesystem: positioned reads, conditional creation by link, atomic appearance."""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dcp.errors import NotFoundError, UsageError
+from dcp.storage.faults import calling, translate
+from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+
+TEMPORARY = ".partial-"
+"""Marks names of files that are still being written; listings leave them out."""
+
+
+class LocalStore(Store):
+    """A directory. Temporary files of unfinished writes stand beside their target, hidden from `objects`."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        self.url = url
+        self.options = options
+        self.root = Path(url)
+
+    def child(self, name: str) -> LocalStore:
+        return LocalStore(str(self._path(name)), self.options)
+
+    def _path(self, name: str) -> Path:
+        if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+            raise UsageError(f"{name!r} leads outside {self.url}")
+        return self.root / name
+
+    def objects(self) -> list[ObjectInfo]:
+        found = calling(self.url, lambda: list(self._scan(self.root, "")))
+        return sorted(found, key=lambda item: item.name)
+
+    def _scan(self, directory: Path, prefix: str) -> Iterator[ObjectInfo]:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                # Another process may move things away while we look; what is gone was not there.
+                with suppress(FileNotFoundError):
+                    if entry.is_dir():
+                        yield from self._scan(Path(entry.path), f"{prefix}{entry.name}/")
+                    elif TEMPORARY not in entry.name:
+                        yield _info(f"{prefix}{entry.name}", entry.stat())
+
+    def directories(self) -> list[str]:
+        def scan() -> list[str]:
+            with os.scandir(self.root) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+
+        return calling(self.url, scan)
+
+    def info(self, name: str) -> ObjectInfo:
+        path = self._path(name)
+        status = calling(str(path), path.stat)
+        if stat.S_ISDIR(status.st_mode):
+            raise NotFoundError(f"{path} is a directory, not an object", str(path))
+        return _info(name, status)
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        path = self._path(name)
+        return calling(str(path), self._pread, path, name, start, end)
+
+    @staticmethod
+    def _pread(path: Path, name: str, start: int, end: int) -> bytes:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            # The size in the request may come from a hostile index: never allocate beyond the file.
+            size = os.fstat(handle).st_size
+            if end > size:
+                raise truncated(name, start, end, max(0, size - start))
+            data = os.pread(handle, end - start, start)
+            if len(data) == end - start:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < end - start:
+                part = os.pread(handle, end - start - got, start + got)
+                if not part:
+                    raise truncated(name, start, end, got)
+                parts.append(part)
+                got += len(part)
+            return b"".join(parts)
+        finally:
+            os.close(handle)
+
+    def create(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+
+        def link() -> None:
+            with self._written(path, data) as temporary:
+                os.link(temporary, path)
+
+        calling(str(path), link)
+
+    def replace(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+
+        def rename() -> None:
+            with self._written(path, data) as temporary:
+                temporary.replace(path)
+
+        calling(str(path), rename)
+
+    @contextmanager
+    def _written(self, path: Path, data: bytes) -> Iterator[Path]:
+        """``data`` in a durable temporary file beside ``path``, gone when the block ends."""
+        temporary = _beside(path)
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                _flush(file)
+            yield temporary
+            _sync_directory(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[Sink]:
+        path = self._path(name)
+        if path.is_dir():
+            raise UsageError(f"{path} is a directory; name a file")
+        temporary = _beside(path)
+        try:
+            # Unbuffered: callers hand over large pieces, and a copy of each would cost a pass over the data.
+            with temporary.open("xb", buffering=0) as file:
+                yield _LocalSink(file)
+                _flush(file)
+            temporary.replace(path)
+            _sync_directory(path.parent)
+        except OSError as error:
+            raise translate(error, str(path)) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        calling(str(path), path.unlink, missing_ok=True)
+
+
+class _LocalSink:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+        view = memoryview(data).cast("B")
+        total = len(view)
+        while view:
+            view = view[self.file.write(view) :]
+        return total
+
+
+def _beside(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name[:100]}{TEMPORARY}{uuid.uuid4().hex}")
+
+
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _info(name: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(name, status.st_size, status.st_mtime, f"{status.st_mtime_ns}")

@@ -1,0 +1,59 @@
+"""`open_store`: from a URL to a `Store`, with one set of rules for every backend.
+
+Listings are not cached. Against an emulator gcsfs is kept from probing for bucket kinds, which costs
+a minute each. Filesystems are opened per process, so workers must be spawned, never forked.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dcp.errors import UsageError
+from dcp.storage.faults import calling
+from dcp.storage.local import LocalStore
+from dcp.storage.remote import RemoteStore
+from dcp.storage.store import Store
+from dcp.storage.urls import normalise_url, split_protocol, split_url
+
+_EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """Open the prefix ``url``: a local path, ``gs://``, ``s3://``, ``memory://`` or another fsspec URL.
+
+    Nothing is read or created.
+
+    Args:
+        url: the prefix; relative local paths are taken from the working directory.
+        options: passed to the fsspec filesystem, e.g. ``token="anon"``.
+
+    Raises:
+        UsageError: the protocol is unknown or its package is not installed.
+        ForbiddenError: there are no credentials for it.
+    """
+    url = normalise_url(url)
+    protocol, _ = split_protocol(url)
+    if protocol == "file":
+        return LocalStore(url, options)
+    if protocol in ("gs", "gcs") and os.environ.get("STORAGE_EMULATOR_HOST"):
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import fsspec
+
+    try:
+        filesystem_class = fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        raise UsageError(
+            f"unknown protocol {protocol!r} in {url}; use a path, gs://, s3:// or memory://"
+        ) from None
+    except ImportError:
+        package = _EXTRAS.get(protocol, f"the fsspec package for {protocol}")
+        raise UsageError(f"{url} needs {package}: pip install {package}") from None
+    filesystem = calling(url, filesystem_class, **{"use_listings_cache": False, **options})
+    return RemoteStore(url, filesystem, options)
+
+
+def open_parent(url: str, **options: Any) -> tuple[Store, str]:
+    """The store an object lies in and the object's name in it."""
+    parent, name = split_url(url)
+    return open_store(parent, **options), name

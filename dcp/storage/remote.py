@@ -1,0 +1,142 @@
+"""A store on any fsspec filesystem other than local disk: GCS, S3, memory.
+
+Listings are never cached, because another machine writes what we look for. Small conditional writes go
+through ``pipe_file(mode="create")``, which GCS, S3 and memory honour; streamed writes become visible
+when they are closed and are discarded when the block raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from dcp.errors import NotFoundError, UsageError
+from dcp.storage.faults import calling, retrying, translate
+from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+
+BLOCK = 64 << 20
+"""Bytes of one upload request: small ones are slow on every object store."""
+
+
+class RemoteStore(Store):
+    """A prefix in a bucket."""
+
+    def __init__(self, url: str, filesystem: Any, options: Mapping[str, Any]) -> None:
+        self.url = url
+        self.options = options
+        self.filesystem = filesystem
+        self.root = filesystem._strip_protocol(url).rstrip("/")
+
+    def child(self, name: str) -> RemoteStore:
+        self._path(name)
+        return RemoteStore(f"{self.url}/{name.strip('/')}", self.filesystem, self.options)
+
+    def _path(self, name: str) -> str:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise UsageError(f"{name!r} leads outside {self.url}")
+        return f"{self.root}/{name}"
+
+    def _name(self, path: str) -> str:
+        return path[len(self.root) :].strip("/") if path.startswith(self.root) else path
+
+    def objects(self) -> list[ObjectInfo]:
+        found = retrying(self.url, self.filesystem.find, self.root, detail=True, withdirs=False)
+        objects = [
+            self._object(self._name(path), entry)
+            for path, entry in found.items()
+            # S3 and GCS consoles leave zero-byte "directory" objects behind.
+            if entry.get("type") != "directory" and not path.endswith("/") and path.rstrip("/") != self.root
+        ]
+        if not objects:
+            self._require_prefix()
+        return sorted(objects, key=lambda item: item.name)
+
+    def directories(self) -> list[str]:
+        entries = retrying(self.url, self.filesystem.ls, self.root, detail=True)
+        names = (self._name(entry["name"]) for entry in entries if entry["type"] == "directory")
+        return sorted(name for name in names if name)
+
+    def _require_prefix(self) -> None:
+        """Tell an empty prefix from a bucket that is not there: `find` answers both with nothing."""
+        try:
+            retrying(self.url, self.filesystem.ls, self.root, detail=False)
+        except NotFoundError:
+            bucket = self.root.lstrip("/").split("/")[0]
+            if bucket != self.root.lstrip("/"):
+                retrying(f"{self.url.split('://')[0]}://{bucket}", self._require_bucket, bucket)
+            raise
+        raise NotFoundError(f"nothing at {self.url}", self.url)
+
+    def _require_bucket(self, bucket: str) -> None:
+        if not self.filesystem.exists(bucket):
+            raise FileNotFoundError(f"bucket {bucket} does not exist")
+
+    def info(self, name: str) -> ObjectInfo:
+        entry = retrying(f"{self.url}/{name}", self.filesystem.info, self._path(name))
+        if entry["type"] == "directory":
+            raise NotFoundError(f"{self.url}/{name} is a prefix, not an object", f"{self.url}/{name}")
+        return self._object(name, entry)
+
+    def _object(self, name: str, entry: Mapping[str, Any]) -> ObjectInfo:
+        written = next(
+            (entry[k] for k in ("mtime", "LastModified", "modified", "created") if entry.get(k)), None
+        )
+        stamp = written.timestamp() if isinstance(written, datetime) else written
+        identity = entry.get("generation") or entry.get("ETag") or entry.get("etag") or written
+        return ObjectInfo(name, int(entry["size"]), stamp, str(identity))
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        if end <= start:
+            return b""
+        url = f"{self.url}/{name}"
+        data: bytes = retrying(url, self._cat, self._path(name), start, end)
+        if len(data) != end - start:
+            raise truncated(name, start, end, len(data))
+        return data
+
+    def _cat(self, path: str, start: int, end: int) -> bytes:
+        try:
+            data: bytes = self.filesystem.cat_file(path, start=start, end=end)
+            return data
+        except Exception as error:
+            # "range not satisfiable": the object ends before ``start``.
+            if getattr(error, "code", getattr(error, "status", None)) == 416 or "InvalidRange" in repr(error):
+                return b""
+            raise
+
+    def create(self, name: str, data: bytes) -> None:
+        calling(f"{self.url}/{name}", self.filesystem.pipe_file, self._path(name), data, mode="create")
+
+    def replace(self, name: str, data: bytes) -> None:
+        retrying(f"{self.url}/{name}", self.filesystem.pipe_file, self._path(name), data)
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[Sink]:
+        url = f"{self.url}/{name}"
+        file = calling(url, self.filesystem.open, self._path(name), "wb", block_size=BLOCK)
+        try:
+            yield file
+            file.close()
+        except BaseException as error:
+            _discard(file)
+            if isinstance(error, OSError):
+                raise translate(error, url) from error
+            raise
+
+    def remove(self, name: str) -> None:
+        try:
+            retrying(f"{self.url}/{name}", self.filesystem.rm_file, self._path(name))
+        except NotFoundError:
+            return
+
+
+def _discard(file: Any) -> None:
+    """End an upload without publishing it, whatever state it is in."""
+    try:
+        file.discard()
+    except Exception:  # noqa: S110 - the first error is the one to report; an open upload expires by itself
+        pass
+    finally:
+        file.closed = True

@@ -17,9 +17,9 @@ from math import prod
 from typing import Any
 
 from dcp.boxes import Box, Shape
+from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
 from dcp.unpickle import (
-    DTYPES,
     Token,
     WireBox,
     WireBytes,
@@ -34,19 +34,6 @@ from dcp.unpickle import (
 )
 
 METADATA = ".metadata"
-
-_ITEM_BITS = {
-    "float64": 64, "complex32": 32, "complex64": 64, "complex128": 128, "float32": 32, "float16": 16,
-    "bfloat16": 16, "bool": 8, "qint8": 8, "quint8": 8, "qint32": 32, "quint4x2": 8, "quint2x4": 8,
-    "bits8": 8, "bits16": 16, "bits1x8": 8, "bits2x4": 8, "bits4x2": 8, "float4_e2m1fn_x2": 8,
-    **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    **{f"{sign}int{bits}": 8 for sign in ("", "u") for bits in range(1, 8)},
-}  # fmt: skip
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes an element of ``dtype`` takes in memory, as torch counts them (sub-byte types take one)."""
-    return 1 if dtype.startswith("float8_") else _ITEM_BITS[dtype] // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +75,7 @@ class TensorEntry:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor in memory."""
-        return prod(self.shape) * itemsize(self.dtype)
+        return prod(self.shape) * ITEMSIZE[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +260,7 @@ class _Parser:
         if isinstance(properties, WireProperties):
             state: Any = vars(properties).get("state")
             dtype = state[0] if type(state) is tuple and state else vars(properties).get("dtype")
-            if isinstance(dtype, Token) and dtype in DTYPES:
+            if isinstance(dtype, Token) and dtype in ITEMSIZE:
                 return str(dtype)
         raise self.fail("no dtype", key)
 

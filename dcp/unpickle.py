@@ -20,58 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
 
-DTYPES = frozenset(
-    [
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "complex32",
-        "complex64",
-        "complex128",
-        "bool",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "int1",
-        "int2",
-        "int3",
-        "int4",
-        "int5",
-        "int6",
-        "int7",
-        "uint1",
-        "uint2",
-        "uint3",
-        "uint4",
-        "uint5",
-        "uint6",
-        "uint7",
-        "bits8",
-        "bits16",
-        "bits1x8",
-        "bits2x4",
-        "bits4x2",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-        "float4_e2m1fn_x2",
-        "qint8",
-        "quint8",
-        "qint32",
-        "quint4x2",
-        "quint2x4",
-    ]
-)
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}
 _LAYOUTS = frozenset(
     {"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn"}
@@ -193,7 +144,7 @@ def _table() -> dict[tuple[str, str], object]:
         ("torch.serialization", "_get_layout"): fresh(WireLayout),
         ("collections", "OrderedDict"): dict,
     }
-    for name in DTYPES:
+    for name in ITEMSIZE:
         table["torch", name] = Token(name)
     for alias, name in _DTYPE_ALIASES.items():
         table["torch", alias] = Token(name)

@@ -52,7 +52,7 @@ def join_url(url: str, *names: str) -> str:
 def split_url(url: str) -> tuple[str, str]:
     """Parent location and last name of a location: ``("gs://b/run", "step_1")`` for ``gs://b/run/step_1``."""
     parent, _, name = normalise_url(url).rpartition("/")
-    if not name or parent.endswith(":/") or parent.endswith(":"):
+    if not name or parent.endswith((":/", ":")):
         raise UsageError(f"{url!r} has no parent; name an object or directory inside it")
     return parent or "/", name
 

@@ -1,0 +1,204 @@
+"""A checkpoint as it stands in storage: its objects, its index, its fingerprint.
+
+`survey` lists a prefix and says what it holds (`Kind`) without judging it; `open_checkpoint` reads the
+index too and gives a `Checkpoint`, on which every check, load and export works.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from dcp.errors import MetadataError, NotLoadableError
+from dcp.findings import finding
+from dcp.index import METADATA, CheckpointIndex, merge, parse
+from dcp.storage import ObjectInfo, Store, open_store
+
+METADATA_LIMIT = 4 << 30
+"""Largest `.metadata` read, in bytes: about thirty million chunks."""
+
+_RANK_LOCAL = re.compile(r"__(\d+)\.metadata")
+
+
+class Kind(Enum):
+    """What a prefix looks like from its object names."""
+
+    COMMITTED = "committed"
+    """`.metadata` stands at the top."""
+    RANK_LOCAL = "rank-local"
+    """One `__R.metadata` a rank, from a save without collectives."""
+    PARTS = "parts"
+    """No index at the top, but sub-prefixes that have one."""
+    UNCOMMITTED = "uncommitted"
+    """Data files or nothing at all, and no index: being written, or abandoned."""
+    FOREIGN = "foreign"
+    """Files of some other format."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A listing and what it looks like."""
+
+    store: Store
+    objects: Mapping[str, ObjectInfo]
+    """Every object below the prefix by its name relative to it."""
+
+    @cached_property
+    def kind(self) -> Kind:
+        names = self.objects
+        if METADATA in names:
+            return Kind.COMMITTED
+        if self.rank_files:
+            return Kind.RANK_LOCAL
+        if self.parts:
+            return Kind.PARTS
+        if not names or any(is_data_file(name) or name.startswith(f"{METADATA}.") for name in names):
+            return Kind.UNCOMMITTED
+        return Kind.FOREIGN
+
+    @cached_property
+    def rank_files(self) -> Mapping[int, str]:
+        """Rank-local index objects by rank."""
+        matches = ((_RANK_LOCAL.fullmatch(name), name) for name in self.objects)
+        return dict(sorted((int(match[1]), name) for match, name in matches if match))
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """Direct sub-prefixes that hold a committed checkpoint."""
+        tops = {name.partition("/")[0] for name in self.objects if "/" in name}
+        return tuple(
+            sorted(
+                top
+                for top in tops
+                if f"{top}/{METADATA}" in self.objects or f"{top}/__0{METADATA}" in self.objects
+            )
+        )
+
+    @cached_property
+    def last_change(self) -> float | None:
+        """Latest modification of any object, seconds since the epoch; None if nothing tells."""
+        times = [info.modified for info in self.objects.values() if info.modified is not None]
+        return max(times, default=None)
+
+    def part(self, name: str) -> Survey:
+        """The survey of a sub-prefix, from the same listing."""
+        prefix = f"{name}/"
+        below = {
+            key.removeprefix(prefix): ObjectInfo(key.removeprefix(prefix), o.size, o.modified, o.identity)
+            for key, o in self.objects.items()
+            if key.startswith(prefix)
+        }
+        return Survey(self.store.child(name), below)
+
+    @property
+    def listing_identity(self) -> str:
+        """Digest of names, sizes and identities: changes whenever anything is written, costs no read."""
+        return _digest(self.objects.values()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint with its index read."""
+
+    store: Store
+    objects: Mapping[str, ObjectInfo]
+    """Every object below the prefix, as listed before the index was read."""
+    index: CheckpointIndex
+    index_files: tuple[str, ...]
+    """`.metadata`, or the `__R.metadata` objects that were merged."""
+    fingerprint: str
+    """64 hexadecimal digits; see `fingerprint_of`."""
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+
+def is_data_file(name: str) -> bool:
+    """Whether an object at the top of a checkpoint is a DCP data file by its name."""
+    return "/" not in name and name.endswith(".distcp")
+
+
+def survey(url: str | Store, **options: Any) -> Survey:
+    """List a prefix.
+
+    Raises:
+        NotFoundError: there is nothing at ``url``.
+        StorageError: it could not be listed.
+    """
+    store = open_store(url, **options) if isinstance(url, str) else url
+    return Survey(store, {info.name: info for info in store.objects()})
+
+
+def open_checkpoint(url: str | Store | Survey, **options: Any) -> Checkpoint:
+    """List a checkpoint and read its index; nothing else is read or checked.
+
+    Raises:
+        MetadataError: the index is unusable.
+        NotLoadableError: there is no index (``incomplete.no-metadata`` or ``metadata.unsupported``).
+        StorageError: the store failed.
+    """
+    found = url if isinstance(url, Survey) else survey(url, **options)
+    if found.kind is Kind.COMMITTED:
+        data = found.store.read(METADATA, METADATA_LIMIT)
+        files: tuple[str, ...] = (METADATA,)
+        index = parse(data)
+        digest = hashlib.sha256(data)
+    elif found.kind is Kind.RANK_LOCAL:
+        files = tuple(found.rank_files.values())
+        digest = hashlib.sha256()
+        parts: list[tuple[int, CheckpointIndex]] = []
+        for rank, name in found.rank_files.items():
+            data = found.store.read(name, METADATA_LIMIT)
+            digest.update(hashlib.sha256(data).digest())
+            parts.append((rank, parse(data, name)))
+        index = merge(parts)
+    else:
+        raise _no_index(found)
+    return Checkpoint(
+        found.store, found.objects, index, files, fingerprint_of(found.objects.values(), digest.digest())
+    )
+
+
+def _no_index(found: Survey) -> NotLoadableError | MetadataError:
+    url = found.store.url
+    if found.kind is Kind.PARTS:
+        names = ", ".join(found.parts)
+        return MetadataError(
+            f"{url} is a step of several checkpoints ({names}); name one, e.g. {url}/{found.parts[0]}",
+            code="metadata.unsupported",
+        )
+    if found.kind is Kind.UNCOMMITTED:
+        message = f"{url} has no {METADATA}: the save was interrupted or is still running"
+        return NotLoadableError(message, [finding("incomplete.no-metadata", message, file=METADATA)])
+    message = f"{url} is not a DCP checkpoint: no {METADATA} and no .distcp files"
+    return NotLoadableError(message, [finding("metadata.unsupported", message)])
+
+
+def read_index(url: str, **options: Any) -> CheckpointIndex:
+    """The index of the checkpoint at ``url``. Raises as `open_checkpoint`."""
+    return open_checkpoint(url, **options).index
+
+
+def fingerprint_of(objects: Iterable[ObjectInfo], index_digest: bytes = b"") -> str:
+    """Identity of a step's bytes: digest of the index's content and every object's name, size and identity.
+
+    Args:
+        objects: all objects of the step, in any order.
+        index_digest: SHA-256 of `.metadata`; empty for a step that has none.
+    """
+    digest = _digest(objects)
+    digest.update(index_digest)
+    return digest.hexdigest()
+
+
+def _digest(objects: Iterable[ObjectInfo]) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    for info in sorted(objects, key=lambda o: o.name):
+        digest.update(f"{info.name}\0{info.size}\0{info.identity}\n".encode("utf-8", "surrogateescape"))
+    return digest

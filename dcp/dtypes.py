@@ -1,0 +1,56 @@
+"""Element types by torch's names, and the bytes an element takes. No torch, no numpy."""
+
+from __future__ import annotations
+
+ITEMSIZE: dict[str, int] = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "int1": 1,
+    "int2": 1,
+    "int3": 1,
+    "int4": 1,
+    "int5": 1,
+    "int6": 1,
+    "int7": 1,
+    "uint1": 1,
+    "uint2": 1,
+    "uint3": 1,
+    "uint4": 1,
+    "uint5": 1,
+    "uint6": 1,
+    "uint7": 1,
+    "bits8": 1,
+    "bits16": 2,
+    "bits1x8": 1,
+    "bits2x4": 1,
+    "bits4x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "qint8": 1,
+    "quint8": 1,
+    "qint32": 4,
+    "quint4x2": 1,
+    "quint2x4": 1,
+}
+"""Bytes an element takes in memory, as torch counts them; sub-byte types take one."""
+
+FLOATING = frozenset(name for name in ITEMSIZE if name.startswith(("float", "bfloat", "complex")))
+"""Types that can hold NaN or infinity, or a scaled stand-in for them."""

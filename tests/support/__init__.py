@@ -1,0 +1,1 @@
+"""Real parts that tests stand on: servers, ranks, saved checkpoints, golden data."""

@@ -1,0 +1,128 @@
+"""Run a function on N real gloo ranks: own processes, loopback only, and no way to hang or to stay behind.
+
+The ranks are forked from a server process that has imported torch and done nothing else, so that a test pays
+for the import of torch once and not once a rank.
+"""
+
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+    ]
+)
+
+
+class RankError(AssertionError):
+    """A rank raised, died or did not finish in time; the message holds the first failure's own traceback."""
+
+
+def run_ranks(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 120) -> list[Any]:
+    """Call `function(*args)` on `ranks` processes that form a gloo group; return its values in rank order.
+
+    `function` must be importable by name (module level); it, `args` and the values must pickle. After
+    `timeout` seconds, or as soon as one rank fails, all are killed.
+
+    Raises:
+        RankError: a rank failed, or the time is over.
+    """
+    with tempfile.TemporaryDirectory(prefix="ckpt-ranks-") as directory:
+        rendezvous = Path(directory) / "rendezvous"
+        processes = []
+        results: dict[Connection, int] = {}
+        try:
+            for rank in range(ranks):
+                receiver, sender = _CONTEXT.Pipe(duplex=False)
+                call = pickle.dumps((function, args))
+                process = _CONTEXT.Process(
+                    target=_rank_main,
+                    args=(sender, dict(os.environ), rendezvous.as_uri(), rank, ranks, timeout, call),
+                    daemon=True,
+                )
+                process.start()
+                sender.close()
+                processes.append(process)
+                results[receiver] = rank
+            values = _collect(results, time.monotonic() + timeout)
+            for process in processes:
+                process.join(timeout=10)
+            return [values[rank] for rank in range(ranks)]
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+            for receiver in results:
+                receiver.close()
+
+
+def _collect(pending: dict[Connection, int], deadline: float) -> dict[int, Any]:
+    values: dict[int, Any] = {}
+    waiting = dict(pending)
+    while waiting:
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise RankError(f"ranks {sorted(waiting.values())} did not finish in time")
+        for receiver in ready:
+            assert isinstance(receiver, Connection)
+            rank = waiting.pop(receiver)
+            try:
+                ok, value = pickle.loads(receiver.recv_bytes())
+            except EOFError:
+                raise RankError(f"rank {rank} died without a word") from None
+            if not ok:
+                raise RankError(f"rank {rank} failed:\n{value}")
+            values[rank] = value
+    return values
+
+
+def _rank_main(
+    sender: Connection,
+    environment: dict[str, str],
+    rendezvous: str,
+    rank: int,
+    ranks: int,
+    timeout: float,
+    call: bytes,
+) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The server process was started with another environment: the caller's may have changed since.
+    os.environ.clear()
+    os.environ.update(environment)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    try:
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
+        )
+        function, args = pickle.loads(call)
+        value = function(*args)
+        dist.barrier()
+        dist.destroy_process_group()
+        message = pickle.dumps((True, value))
+    except BaseException:  # torch's CheckpointException is no Exception
+        message = pickle.dumps((False, traceback.format_exc()))
+    sender.send_bytes(message)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -43,7 +43,7 @@ class FakeGcs:
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=30) as response:
-            return json.loads(response.read() or b"{}")  # type: ignore[no-any-return]
+            return json.loads(response.read() or b"{}")
 
 
 @contextmanager

@@ -79,9 +79,10 @@ def build_model(training: Training) -> "nn.Module":
 def _train_and_save(directory: Path, training: Training) -> None:
     import torch
     import torch.distributed as dist
-    import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -115,7 +116,7 @@ def _train_and_save(directory: Path, training: Training) -> None:
         "rng": torch.get_rng_state(),
         **training.extras,
     }
-    checkpoint.save(state, storage_writer=checkpoint.FileSystemWriter(directory, **training.writer))
+    save(state, storage_writer=FileSystemWriter(directory, **training.writer))
 
     flat, _ = flatten_state_dict(state)
     full = {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in flat.items()}

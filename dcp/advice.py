@@ -1,0 +1,106 @@
+"""One table from what went wrong to what to do next.
+
+`advice_for` takes a finding code or an error and gives one sentence that ends in a command to type
+where there is one. Everything that tells people what to do asks here.
+"""
+
+from __future__ import annotations
+
+from dcp.errors import (
+    AlreadyExistsError,
+    ChangedError,
+    CkptError,
+    ForbiddenError,
+    NotFoundError,
+    OutOfSpaceError,
+    PickleError,
+    ResourceError,
+    SettingsError,
+    UnreachableError,
+    UsageError,
+)
+from dcp.findings import Code
+
+_CODES: dict[Code, str] = {
+    "incomplete.no-metadata": "The save did not finish. Resume from an earlier step (ckpt status); "
+    "once the job is sure not to write it any more, the directory can be deleted.",
+    "metadata.empty": "The index was cut off while being written. Resume from an earlier step (ckpt status).",
+    "metadata.unreadable": "The index is damaged. Resume from an earlier step, or restore .metadata "
+    "from the bucket's object versions.",
+    "metadata.unsafe": "Do not load this checkpoint with torch: its index asks for code. "
+    "Find out who wrote it before anything else.",
+    "metadata.unsupported": "This is not a plain DCP checkpoint. See what it is: ckpt inspect {url}",
+    "files.missing": "Restore the object from the bucket's versions or resume from an earlier step: "
+    "ckpt status",
+    "files.truncated": "The upload was cut off. Restore the object's older version or resume from an "
+    "earlier step: ckpt status",
+    "files.unsafe-path": "The index points outside the checkpoint. Do not load it; find out who wrote it.",
+    "files.newer-than-metadata": "Either the step was overwritten and the save did not finish, or this is "
+    "a copy. If it is a copy: ckpt validate --copied {url}",
+    "files.orphan": "Left over from an earlier save into the same directory; harmless to loading.",
+    "records.out-of-bounds": "The index and the data file do not belong together. Resume from an earlier step.",
+    "records.overlap": "The index and the data file do not belong together. Resume from an earlier step.",
+    "records.missing": "The index is incomplete. Resume from an earlier step.",
+    "records.corrupt": "Bytes changed after they were written. Restore the object's older version or resume "
+    "from an earlier step; then check the rest: ckpt validate --scrub {url}",
+    "records.undecodable": "These bytes are not a tensor as torch saves it. If another library wrote them, "
+    "leave the key out: ckpt export --exclude KEY {url} DEST",
+    "records.unsafe": "Nothing was executed. Decide whether the listed classes are yours before loading "
+    "with weights_only=False.",
+    "records.mismatch": "The data does not match the index. Resume from an earlier step; find every such "
+    "record: ckpt validate --scrub {url}",
+    "records.unchecked": "This was not checked, which is no fault in itself.",
+    "tiling.gap": "Part of the tensor was never saved, and a load would leave those elements as they were. "
+    "Resume from an earlier step.",
+    "tiling.overlap": "Two ranks claim the same elements. Resume from an earlier step and check the sharding "
+    "of the saving job.",
+    "tiling.out-of-bounds": "The index is inconsistent. Resume from an earlier step.",
+    "keys.missing": "The loading code expects these keys. Compare with a step that loads: "
+    "ckpt validate --against GOOD_STEP {url}",
+    "keys.unexpected": "Loading ignores these keys in silence. Check that the model did not change.",
+    "keys.renamed": "The names changed, not the tensors. Rename on export: "
+    "ckpt export --rename 'OLD=>NEW' {url} DEST",
+    "keys.shape": "The model changed shape since the expectation was recorded. If that is intended, record "
+    "a new one: ckpt contract {url} > contract.json",
+    "keys.dtype": "Loading would cast in silence. If the new type is intended: "
+    "ckpt contract {url} > contract.json",
+    "keys.kind": "A tensor and an object changed places; loading would replace one by the other in silence.",
+    "keys.ignored": "Ignored by the settings.",
+    "ranks.shared-value": "Save such values under per-rank keys, e.g. rng/rank_0.",
+    "optim.incomplete": "The optimizer would start some moments from nothing. Check the saving code.",
+    "values.nonfinite": "The model holds NaN or infinity. Look at the loss of this step before using it.",
+    "values.unchanged": "These tensors did not change since the compared step.",
+    "export.dropped-empty": "Empty containers are dropped when the checkpoint is saved, not here.",
+    "export.unsafe-object": "Left out of the export. To keep it: ckpt export --allow-pickle {url} DEST",
+    "export.skipped-object": "The format cannot hold it. Use the torch format: "
+    "ckpt export --format torch {url} DEST",
+}
+
+_ERRORS: tuple[tuple[type[CkptError], str], ...] = (
+    (SettingsError, "Correct the setting and run the command again."),
+    (NotFoundError, "Check the spelling; see what is there with your storage tool's ls."),
+    (AlreadyExistsError, "Choose another name, or look at what is there first."),
+    (
+        ForbiddenError,
+        "Check this machine's credentials (gcloud auth application-default login, AWS_PROFILE).",
+    ),
+    (OutOfSpaceError, "Free space or choose another destination; nothing half-written was left behind."),
+    (UnreachableError, "Nothing is known of the checkpoint. Check network and endpoint, then run it again."),
+    (ResourceError, "Choose a smaller --memory-budget or a larger machine."),
+    (ChangedError, "Somebody is writing to it. Wait for the save to finish and run it again."),
+    (PickleError, "Nothing was executed. Find every such record: ckpt validate --scrub {url}"),
+    (UsageError, "See the command's --help."),
+)
+
+
+def advice_for(what: Code | BaseException, url: str = "URL") -> str:
+    """The next step for a finding code or an error; empty where there is nothing useful to say."""
+    if isinstance(what, BaseException):
+        code: Code | None = getattr(what, "code", None)
+        for kind, text in _ERRORS:
+            if isinstance(what, kind):
+                return text.format(url=url)
+        if not isinstance(what, CkptError) or code is None:
+            return ""
+        return _CODES[code].format(url=url)
+    return _CODES[what].format(url=url)

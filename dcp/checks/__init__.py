@@ -1,0 +1,1 @@
+"""The questions asked of a checkpoint, one module each: values in, findings out."""

@@ -1,0 +1,180 @@
+"""Is every byte that the index refers to there, inside the checkpoint, and older than the index?
+
+Judged from the index and a listing; data files are opened only to tell whether one whose records overlap
+is a single safetensors file, in which the index's offsets do not locate anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+from dcp.checkpoint import Checkpoint, is_data_file
+from dcp.findings import Finding, finding
+from dcp.index import ObjectEntry, Record
+from dcp.safetensors_file import is_safetensors
+from dcp.storage import is_safe_name
+
+Placed = tuple[Record, str]
+"""A record and the key it belongs to."""
+
+
+def check_files(checkpoint: Checkpoint, *, newer_seconds: float, copied: bool) -> Iterator[Finding]:
+    """Findings about referenced objects and the byte ranges in them.
+
+    Args:
+        checkpoint: what was opened.
+        newer_seconds: how much newer than the index a data file may be before the step counts as torn.
+        copied: the checkpoint is a copy, whose times mean nothing: newer files are only a warning.
+    """
+    by_file: dict[str, list[Placed]] = {}
+    for key, record in checkpoint.index.records():
+        by_file.setdefault(record.path, []).append((record, key))
+    yield from _missing_records(checkpoint)
+    for path, placed in by_file.items():
+        if not is_safe_name(path):
+            yield finding(
+                "files.unsafe-path",
+                f"the index refers to {path!r}, which is not inside the checkpoint",
+                key=placed[0][1],
+                file=path,
+                keys=len(placed),
+            )
+        elif path not in checkpoint.objects:
+            yield finding(
+                "files.missing",
+                f"{path} does not exist; {len(placed)} records of the index stand in it",
+                key=placed[0][1],
+                file=path,
+                keys=len(placed),
+                expected=max(record.end for record, _ in placed),
+            )
+        else:
+            yield from _ranges(checkpoint, path, placed)
+    yield from _newer(checkpoint, by_file, newer_seconds, copied)
+    for name, info in checkpoint.objects.items():
+        if is_data_file(name) and info.size and name not in by_file:
+            yield finding(
+                "files.orphan", f"{name} ({info.size} bytes) is not referred to", file=name, actual=info.size
+            )
+
+
+def _missing_records(checkpoint: Checkpoint) -> Iterator[Finding]:
+    for entry in checkpoint.index.entries.values():
+        if isinstance(entry, ObjectEntry):
+            if entry.record is None:
+                yield finding("records.missing", f"no bytes are recorded for {entry.key}", key=entry.key)
+            continue
+        for chunk in entry.chunks:
+            if chunk.record is None and chunk.box.volume:
+                yield finding(
+                    "records.missing",
+                    f"no bytes are recorded for {entry.key} {chunk.box}",
+                    key=entry.key,
+                    offsets=list(chunk.box.offsets),
+                    sizes=list(chunk.box.sizes),
+                )
+
+
+def _ranges(checkpoint: Checkpoint, path: str, placed: list[Placed]) -> Iterator[Finding]:
+    size = checkpoint.objects[path].size
+    sound: list[Placed] = []
+    for record, key in placed:
+        if record.offset < 0 or record.length <= 0:
+            yield _out_of_bounds(record, key, size)
+        else:
+            sound.append((record, key))
+    sound.sort(key=lambda item: (item[0].offset, item[0].end))
+    yield from _beyond_end(path, sound, size)
+    yield from _overlaps(checkpoint, path, sound)
+
+
+def _out_of_bounds(record: Record, key: str, size: int) -> Finding:
+    return finding(
+        "records.out-of-bounds",
+        f"{key}: bytes {record.offset} to {record.end} lie outside {record.path} ({size} bytes)",
+        key=key,
+        file=record.path,
+        offset=record.offset,
+        length=record.length,
+        actual=size,
+    )
+
+
+def _beyond_end(path: str, placed: list[Placed], size: int) -> Iterator[Finding]:
+    """Records past the end: the tail of a cut file, or ranges that never were in it.
+
+    Writers put records back to back. Those that continue the file without a hole were cut off; one that
+    begins beyond a hole was recorded wrongly.
+    """
+    cut: list[Placed] = []
+    reach = size
+    for record, key in placed:
+        if record.end <= size:
+            continue
+        if record.offset <= reach:
+            reach = max(reach, record.end)
+            cut.append((record, key))
+        else:
+            yield _out_of_bounds(record, key, size)
+    if cut:
+        record, key = cut[0]
+        yield finding(
+            "files.truncated",
+            f"{path} is {size} bytes, but {reach} are needed: {len(cut)} records are cut off, first {key}",
+            key=key,
+            file=path,
+            expected=reach,
+            actual=size,
+            offset=record.offset,
+            length=record.length,
+            keys=sorted({key for _, key in cut})[:100],
+        )
+
+
+def _overlaps(checkpoint: Checkpoint, path: str, placed: list[Placed]) -> Iterator[Finding]:
+    clashes: list[tuple[Placed, Placed]] = []
+    furthest: Placed | None = None
+    for item in placed:
+        if furthest is not None and item[0].offset < furthest[0].end:
+            clashes.append((furthest, item))
+        if furthest is None or item[0].end > furthest[0].end:
+            furthest = item
+    if not clashes or is_safetensors(checkpoint.store, checkpoint.objects[path], placed[0][0].offset):
+        return
+    for (first, key), (second, other) in clashes:
+        yield finding(
+            "records.overlap",
+            f"{key} and {other} claim the same bytes of {path}, from {second.offset}",
+            key=other,
+            file=path,
+            offset=second.offset,
+            length=min(first.end, second.end) - second.offset,
+            other=key,
+        )
+
+
+def _newer(
+    checkpoint: Checkpoint, by_file: Mapping[str, list[Placed]], newer_seconds: float, copied: bool
+) -> Iterator[Finding]:
+    times = [checkpoint.objects[name].modified for name in checkpoint.index_files]
+    known = [time for time in times if time is not None]
+    if not known:
+        return
+    written = max(known)
+    for name in by_file:
+        info = checkpoint.objects.get(name)
+        if info is None or info.modified is None or info.modified - written <= newer_seconds:
+            continue
+        late = info.modified - written
+        yield finding(
+            "files.newer-than-metadata",
+            f"{name} was written {late:.0f} s after {checkpoint.index_files[0]}"
+            + ("" if copied else ": it was overwritten since, or this is a copy (then use --copied)"),
+            key=by_file[name][0][1],
+            file=name,
+            severity="warning" if copied else "error",
+            actual=datetime.fromtimestamp(info.modified, UTC).isoformat(),
+            expected=datetime.fromtimestamp(written, UTC).isoformat(),
+            seconds=late,
+        )

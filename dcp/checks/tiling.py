@@ -1,0 +1,88 @@
+"""Do the chunks of every tensor cover it exactly once, and can their records hold them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dcp.boxes import Box, check_tiling
+from dcp.dtypes import ITEMSIZE
+from dcp.findings import Finding, finding
+from dcp.index import CheckpointIndex, TensorEntry
+
+
+def check_tilings(index: CheckpointIndex) -> Iterator[Finding]:
+    """Findings about the geometry of every tensor; nothing is read."""
+    for entry in index.tensors:
+        yield from check_tensor(entry)
+
+
+def check_tensor(entry: TensorEntry) -> Iterator[Finding]:
+    """Chunks outside the tensor, overlaps, gaps, and records too short for their chunk."""
+    chunks = entry.chunks
+    tiling = check_tiling(entry.shape, [chunk.box for chunk in chunks])
+    for i in tiling.out_of_bounds:
+        yield finding(
+            "tiling.out-of-bounds",
+            f"{entry.key}: chunk {chunks[i].box} lies outside the shape {list(entry.shape)}",
+            key=entry.key,
+            file=_file(entry, i),
+            offsets=list(chunks[i].box.offsets),
+            sizes=list(chunks[i].box.sizes),
+            expected=list(entry.shape),
+        )
+    for i, j, common in tiling.overlaps:
+        yield finding(
+            "tiling.overlap",
+            f"{entry.key}: chunks {chunks[i].box} and {chunks[j].box} both hold {common}",
+            key=entry.key,
+            file=_file(entry, j),
+            offsets=list(common.offsets),
+            sizes=list(common.sizes),
+            chunks=[_where(chunks[i].box), _where(chunks[j].box)],
+            bytes=common.volume * ITEMSIZE[entry.dtype],
+        )
+    for gap in tiling.gaps:
+        yield finding(
+            "tiling.gap",
+            f"{entry.key}: no chunk holds {gap} of the shape {list(entry.shape)}",
+            key=entry.key,
+            offsets=list(gap.offsets),
+            sizes=list(gap.sizes),
+            bytes=gap.volume * ITEMSIZE[entry.dtype],
+            expected=list(entry.shape),
+        )
+    if tiling.truncated:
+        yield finding(
+            "records.unchecked",
+            f"{entry.key}: the tiling check stopped after {len(tiling.overlaps) + len(tiling.gaps)} faults",
+            key=entry.key,
+        )
+    yield from _short_records(entry)
+
+
+def _short_records(entry: TensorEntry) -> Iterator[Finding]:
+    item = ITEMSIZE[entry.dtype]
+    for chunk in entry.chunks:
+        record = chunk.record
+        if record is None or record.transforms or record.length >= chunk.box.volume * item:
+            continue
+        yield finding(
+            "records.mismatch",
+            f"{entry.key}: chunk {chunk.box} of {entry.dtype} needs {chunk.box.volume * item} bytes, "
+            f"its record in {record.path} has {record.length}",
+            key=entry.key,
+            file=record.path,
+            offset=record.offset,
+            length=record.length,
+            expected=chunk.box.volume * item,
+            actual=record.length,
+        )
+
+
+def _where(box: Box) -> dict[str, list[int]]:
+    return {"offsets": list(box.offsets), "sizes": list(box.sizes)}
+
+
+def _file(entry: TensorEntry, chunk: int) -> str | None:
+    record = entry.chunks[chunk].record
+    return None if record is None else record.path

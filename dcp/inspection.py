@@ -1,0 +1,121 @@
+"""What a checkpoint holds, without judging it: `inspect` and its report."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.findings import Report
+from dcp.index import TensorEntry
+from dcp.producer import guess_producer
+
+_WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+class KeyInfo(Report):
+    """One key. ``shape`` in elements; ``bytes`` is a tensor's size in memory, an object's in storage."""
+
+    key: str
+    kind: Literal["tensor", "bytes"]
+    shape: list[int] | None
+    dtype: str | None
+    chunks: int
+    bytes: int
+
+
+class FileInfo(Report):
+    """One object of the checkpoint. ``records`` counts index entries that refer to it."""
+
+    name: str
+    bytes: int
+    records: int
+
+
+class Totals(Report):
+    """Sums over the keys shown, and over all files."""
+
+    keys: int
+    tensors: int
+    objects: int
+    chunks: int
+    bytes: int
+    files: int
+    file_bytes: int
+    ranks: int
+    """Ranks that wrote data, by the names of their files."""
+
+
+class InspectReport(Report):
+    """What `ckpt inspect` prints."""
+
+    checkpoint: str
+    producer: str
+    version: str | None
+    fingerprint: str
+    keys: list[KeyInfo]
+    files: list[FileInfo]
+    totals: Totals
+
+
+def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
+    """Keys, shapes, types, chunking and files of a checkpoint.
+
+    Args:
+        url: the checkpoint.
+        keys: show only keys matching this glob.
+        options: passed to the filesystem.
+
+    Raises:
+        MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
+    """
+    checkpoint = open_checkpoint(url, **options)
+    shown = [
+        _key(entry)
+        for key, entry in checkpoint.index.entries.items()
+        if keys is None or fnmatchcase(key, keys)
+    ]
+    files = _files(checkpoint)
+    return InspectReport(
+        checkpoint=checkpoint.url,
+        producer=guess_producer(checkpoint),
+        version=checkpoint.index.version,
+        fingerprint=checkpoint.fingerprint,
+        keys=shown,
+        files=files,
+        totals=Totals(
+            keys=len(shown),
+            tensors=sum(info.kind == "tensor" for info in shown),
+            objects=sum(info.kind == "bytes" for info in shown),
+            chunks=sum(info.chunks for info in shown),
+            bytes=sum(info.bytes for info in shown),
+            files=len(files),
+            file_bytes=sum(info.bytes for info in files),
+            ranks=len({match[1] for f in files if (match := _WRITER.fullmatch(f.name))}),
+        ),
+    )
+
+
+def _key(entry: Any) -> KeyInfo:
+    if isinstance(entry, TensorEntry):
+        return KeyInfo(
+            key=entry.key,
+            kind="tensor",
+            shape=list(entry.shape),
+            dtype=entry.dtype,
+            chunks=len(entry.chunks),
+            bytes=entry.nbytes,
+        )
+    length = entry.record.length if entry.record is not None else 0
+    return KeyInfo(key=entry.key, kind="bytes", shape=None, dtype=None, chunks=1, bytes=length)
+
+
+def _files(checkpoint: Checkpoint) -> list[FileInfo]:
+    counts: dict[str, int] = {}
+    for _, record in checkpoint.index.records():
+        counts[record.path] = counts.get(record.path, 0) + 1
+    return [
+        FileInfo(name=name, bytes=info.size, records=counts.get(name, 0))
+        for name, info in checkpoint.objects.items()
+    ]

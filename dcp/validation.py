@@ -1,0 +1,216 @@
+"""`validate`: can this checkpoint be resumed, and if not, where is the damage?
+
+Each check of `dcp.checks` gives findings; here they are brought together with the state of the step
+(DESIGN: committed, writing, incomplete, torn, not-dcp) into one `ValidationReport`. A step of several
+parts (`model/` and `optim/`) is judged as a whole; names in its findings begin with the part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dcp.checkpoint import Kind, Survey, fingerprint_of, open_checkpoint, survey
+from dcp.checks.files import check_files
+from dcp.checks.tiling import check_tilings
+from dcp.contract import Contract, compare, contract_of, read_contract
+from dcp.errors import CheckpointError
+from dcp.findings import Finding, Report, State, finding, has_errors
+from dcp.index import METADATA, CheckpointIndex
+from dcp.producer import describe_foreign
+
+GRACE_SECONDS = 1800.0
+"""How long nothing may have changed before a step without an index counts as incomplete."""
+NEWER_SECONDS = 300.0
+"""How much newer than the index a data file may be before the step counts as torn."""
+
+_TORN = {"files.missing", "files.truncated", "files.newer-than-metadata"}
+
+
+class Stats(Report):
+    """What was looked at. ``bytes`` is the size of all objects; ``seconds`` the duration of the checks."""
+
+    keys: int = 0
+    tensors: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    files: int = 0
+    seconds: float = 0.0
+
+
+class ValidationReport(Report):
+    """The verdict on one checkpoint. ``ok`` means committed and without an error finding."""
+
+    checkpoint: str
+    state: State
+    ok: bool
+    fingerprint: str
+    findings: list[Finding]
+    stats: Stats
+
+
+def validate(
+    url: str,
+    *,
+    contract: Contract | str | None = None,
+    against: str | None = None,
+    copied: bool = False,
+    grace_seconds: float = GRACE_SECONDS,
+    newer_seconds: float = NEWER_SECONDS,
+    now: float | None = None,
+    **options: Any,
+) -> ValidationReport:
+    """Check a checkpoint from its index and a listing.
+
+    Args:
+        url: the checkpoint, or a step directory whose parts are checkpoints.
+        contract: expected keys, or where to read them.
+        against: another checkpoint whose keys are expected.
+        copied: times of objects mean nothing, because this is a copy.
+        grace_seconds: see `GRACE_SECONDS`.
+        newer_seconds: see `NEWER_SECONDS`.
+        now: seconds since the epoch to judge ages by; the clock's by default.
+        options: passed to the filesystem.
+
+    Raises:
+        UsageError: the contract or its location is wrong.
+        StorageError: storage failed, which says nothing of the checkpoint.
+    """
+    started = time.perf_counter()
+    expected = read_contract(contract) if isinstance(contract, str) else contract
+    if against is not None:
+        expected = contract_of(open_checkpoint(against, **options).index, source=against)
+    found = survey(url, **options)
+    judge = _Judge(copied=copied, grace=grace_seconds, newer=newer_seconds, now=now or time.time())
+    verdict = judge.step(found)
+    if expected is not None and verdict.index is not None:
+        verdict.findings += compare(expected, verdict.index)
+    return ValidationReport(
+        checkpoint=found.store.url,
+        state=verdict.state,
+        ok=verdict.state == "committed" and not has_errors(verdict.findings),
+        fingerprint=verdict.fingerprint,
+        findings=verdict.findings,
+        stats=_stats(found, verdict.index, time.perf_counter() - started),
+    )
+
+
+class _Verdict:
+    def __init__(
+        self,
+        state: State,
+        fingerprint: str,
+        findings: Iterable[Finding],
+        index: CheckpointIndex | None = None,
+    ) -> None:
+        self.state = state
+        self.fingerprint = fingerprint
+        self.findings = list(findings)
+        self.index = index
+
+
+class _Judge:
+    def __init__(self, *, copied: bool, grace: float, newer: float, now: float) -> None:
+        self.copied = copied
+        self.grace = grace
+        self.newer = newer
+        self.now = now
+
+    def step(self, found: Survey) -> _Verdict:
+        if found.kind is Kind.PARTS:
+            return self._parts(found)
+        if found.kind is Kind.UNCOMMITTED:
+            return self._uncommitted(found)
+        if found.kind is Kind.FOREIGN:
+            message = f"{found.store.url} is {describe_foreign(found)}"
+            return _Verdict(
+                "not-dcp",
+                fingerprint_of(found.objects.values()),
+                [finding("metadata.unsupported", message, files=sorted(found.objects)[:100])],
+            )
+        return self._committed(found)
+
+    def _uncommitted(self, found: Survey) -> _Verdict:
+        changed = found.last_change
+        age = self.now - changed if changed is not None else None
+        state: State = "writing" if age is not None and age < self.grace else "incomplete"
+        since = "" if age is None else f"; nothing changed for {max(0.0, age):.0f} s"
+        message = (
+            f"no {METADATA}: {len(found.objects)} objects, "
+            f"{sum(info.size for info in found.objects.values())} bytes{since}"
+        )
+        return _Verdict(
+            state,
+            fingerprint_of(found.objects.values()),
+            [finding("incomplete.no-metadata", message, file=METADATA, seconds=age, grace=self.grace)],
+        )
+
+    def _committed(self, found: Survey) -> _Verdict:
+        try:
+            checkpoint = open_checkpoint(found)
+        except CheckpointError as error:
+            return _Verdict("committed", fingerprint_of(found.objects.values()), [error.as_finding()])
+        findings = [*check_files(checkpoint, newer_seconds=self.newer, copied=self.copied)]
+        findings += check_tilings(checkpoint.index)
+        if checkpoint.index.ranks is not None:
+            findings.append(_rank_local(checkpoint.index))
+        torn = any(f.code in _TORN and f.severity == "error" for f in findings)
+        return _Verdict("torn" if torn else "committed", checkpoint.fingerprint, findings, checkpoint.index)
+
+    def _parts(self, found: Survey) -> _Verdict:
+        """Every part alone; the step is as good as its worst part, and its keys are all parts' keys."""
+        verdicts = {name: self.step(found.part(name)) for name in found.parts}
+        findings = [_inside(name, f) for name, verdict in verdicts.items() for f in verdict.findings]
+        states = {verdict.state for verdict in verdicts.values()}
+        state = next(s for s in _WORST_FIRST if s in states)
+        return _Verdict(
+            state,
+            fingerprint_of(
+                found.objects.values(), b"".join(v.fingerprint.encode() for v in verdicts.values())
+            ),
+            findings,
+            _joined({name: v.index for name, v in verdicts.items() if v.index is not None}),
+        )
+
+
+_WORST_FIRST: tuple[State, ...] = ("torn", "incomplete", "not-dcp", "writing", "committed")
+
+
+def _rank_local(index: CheckpointIndex) -> Finding:
+    ranks = index.ranks or ()
+    return finding(
+        "metadata.unsupported",
+        f"rank-local save of {len(ranks)} ranks (__R.metadata): a stock load on other ranks reads only the "
+        "first of them and leaves the rest of each tensor as it was; read here as one checkpoint",
+        severity="warning",
+        ranks=list(ranks),
+    )
+
+
+def _inside(part: str, found: Finding) -> Finding:
+    return found.model_copy(
+        update={
+            "key": None if found.key is None else f"{part}/{found.key}",
+            "file": None if found.file is None else f"{part}/{found.file}",
+            "message": f"{part}: {found.message}",
+        }
+    )
+
+
+def _joined(parts: dict[str, CheckpointIndex]) -> CheckpointIndex | None:
+    entries = {
+        f"{part}/{key}": entry for part, index in parts.items() for key, entry in index.entries.items()
+    }
+    return CheckpointIndex(entries=entries, paths=None) if parts else None
+
+
+def _stats(found: Survey, index: CheckpointIndex | None, seconds: float) -> Stats:
+    return Stats(
+        keys=len(index.entries) if index else 0,
+        tensors=len(index.tensors) if index else 0,
+        chunks=sum(len(entry.chunks) for entry in index.tensors) if index else 0,
+        bytes=sum(info.size for info in found.objects.values()),
+        files=len(found.objects),
+        seconds=round(seconds, 6),
+    )

@@ -7,7 +7,7 @@ BENCH ?= $(sort $(basename $(notdir $(wildcard tests/bench/bench_*.py))))
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet -c constraints.txt
 
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1

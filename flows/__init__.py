@@ -1,0 +1,1 @@
+"""The lifecycle put together: the flows, the settings file and the `ckpt` command."""

@@ -1,0 +1,5 @@
+"""``python -m flows.cli``: the command where the console script is not on the path."""
+
+from flows.cli.entry import main
+
+main()

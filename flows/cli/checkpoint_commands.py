@@ -1,0 +1,92 @@
+"""Commands about one checkpoint: what it holds, whether it is whole, whether it loads, how to convert it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.command import command
+from flows.cli.failures import FAULTY, FINE
+from flows.cli.output import Output
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The checkpoint: what holds .metadata.")]
+
+
+@command("inspect")
+def inspect(
+    out: Output,
+    url: Url,
+    keys: Annotated[
+        str | None, typer.Option("--keys", metavar="GLOB", help="Show only keys that match, e.g. 'model.*'.")
+    ] = None,
+) -> int:
+    """Show what a checkpoint holds: keys, shapes, types, chunks, files, and who wrote it.
+
+    Reads only the index. Judges nothing: for that there is ckpt validate.
+
+    \b
+    Examples:
+      ckpt inspect gs://bucket/run/step_12000
+      ckpt inspect ./step_100 --keys 'optim.*' --json
+    """
+    from dcp.inspection import inspect as inspect_checkpoint
+    from flows.cli.views import show_inspection
+
+    report = inspect_checkpoint(url, keys)
+    out.report(report, lambda: show_inspection(out, report))
+    return FINE
+
+
+@command("validate")
+def validate(
+    out: Output,
+    url: Url,
+    contract: Annotated[
+        str | None,
+        typer.Option("--contract", metavar="FILE", help="Expected keys, as ckpt contract writes them."),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="URL", help="A good checkpoint whose keys are the expected ones."),
+    ] = None,
+    copied: Annotated[
+        bool,
+        typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning."),
+    ] = False,
+) -> int:
+    """Find out whether a checkpoint can be resumed, or where it is damaged.
+
+    Exit code 0: committed and without an error finding (warnings allowed). 1: anything else, also a step that
+    is still being written, because nothing can be resumed from it yet. 3: storage failed, which says nothing
+    of the checkpoint.
+
+    \b
+    Examples:
+      ckpt validate gs://bucket/run/step_12000 --against gs://bucket/run/step_11000
+      ckpt validate ./step_100 --json
+    """
+    from dcp.validation import validate as validate_checkpoint
+    from flows.cli.views import show_validation
+
+    report = validate_checkpoint(url, contract=contract, against=against, copied=copied)
+    out.report(report, lambda: show_validation(out, report))
+    out.quiet_errors(report.findings)
+    return FINE if report.ok else FAULTY
+
+
+@command("contract")
+def contract(out: Output, url: Url) -> int:
+    """Print the keys, shapes and types of a good checkpoint as a contract for later ones.
+
+    \b
+    Example:
+      ckpt contract ./step_100 > contract.json
+      ckpt validate ./step_200 --contract contract.json
+    """
+    from dcp.checkpoint import open_checkpoint
+    from dcp.contract import contract_of
+
+    checkpoint = open_checkpoint(url)
+    out.document(contract_of(checkpoint.index, source=checkpoint.url).model_dump(mode="json"))
+    return FINE

@@ -1,0 +1,274 @@
+"""`Output`: the one way anything is printed by `ckpt`.
+
+Three modes. *Human*: tables and lines on stdout, notes and progress on stderr. *JSON*: exactly one document
+on stdout, the report's own or an error's, and nothing else there. *Quiet*: nothing but errors. Whatever
+comes from a bucket is made inert on the way, so hostile names cannot reach the terminal as anything but text.
+rich is loaded when the first table, style or progress bar is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
+
+from dcp.errors import EnvironmentFault
+from flows.cli.failures import Failure
+from flows.cli.grouping import grouped
+from flows.cli.text import inert
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+    from dcp.findings import Finding
+
+Cell = str | tuple[str, str]
+"""Text, or text and the name of a style."""
+
+_STYLES = {
+    "error": "bold red",
+    "warning": "yellow",
+    "info": "cyan",
+    "good": "green",
+    "bad": "bold red",
+    "dim": "dim",
+    "title": "bold",
+}
+_PIPED_WIDTH = 100_000
+
+
+class OutputClosedError(Exception):
+    """Whoever read stdout has gone away."""
+
+
+class Output:
+    """Prints for one command. ``json`` wins over ``quiet`` for what stdout gets."""
+
+    def __init__(self, *, json: bool = False, quiet: bool = False, debug: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+        self.debug = debug
+        self._documents = 0
+
+    # --- results, on stdout
+
+    def report(self, report: BaseModel, view: Callable[[], None]) -> None:
+        """A command's result: the report itself as JSON, or whatever ``view`` prints."""
+        if self.json:
+            self.document(report.model_dump(mode="json"))
+        elif not self.quiet:
+            view()
+
+    def document(self, value: object) -> None:
+        """One JSON document on stdout, in ASCII, in every mode."""
+        self._documents += 1
+        self._write(sys.stdout, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def line(self, text: str = "", style: str | None = None) -> None:
+        """One line on stdout."""
+        if not self._speaks:
+            return
+        if style is None:
+            self._write(sys.stdout, inert(text) + "\n")
+        else:
+            self._write(sys.stdout, self._styled(self._stdout, text, style))
+
+    def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
+        """Name and value pairs, one a line, aligned."""
+        rows = list(facts)
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            text, style = value if isinstance(value, tuple) else (value, None)
+            self.line(f"{name:<{width}}  {text}", style)
+
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, right: Sequence[str] = ()
+    ) -> None:
+        """A table without borders; columns named in ``right`` are aligned to the right."""
+        if not self._speaks:
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style=_STYLES["title"])
+        for column in columns:
+            table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        for row in rows:
+            cells = [cell if isinstance(cell, tuple) else (cell, "") for cell in row]
+            table.add_row(*(Text(inert(text), style=_STYLES.get(style, "")) for text, style in cells))
+        with self._stdout.capture() as capture:
+            self._stdout.print(table)
+        self._write(sys.stdout, "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+    def findings(self, findings: Iterable[Finding]) -> None:
+        """Findings in groups, errors first."""
+        for text, style in _folded(findings):
+            self.line(text, style)
+
+    # --- beside the result, on stderr
+
+    def note(self, text: str) -> None:
+        """What is going on, for a person; not in quiet mode."""
+        if not self.quiet:
+            self._complain(text)
+
+    def warn(self, text: str) -> None:
+        """Something to know that is no error."""
+        if not self.quiet:
+            self._complain(f"warning: {text}", "warning")
+
+    def quiet_errors(self, findings: Iterable[Finding]) -> None:
+        """Quiet mode shows errors alone, and on stderr; otherwise the report has shown them already."""
+        if self.quiet and not self.json:
+            for text, style in _folded(one for one in findings if one.severity == "error"):
+                self._complain(text, style)
+
+    def interrupted(self) -> None:
+        """The user pressed Ctrl-C."""
+        self._complain("interrupted")
+
+    def failure(self, failure: Failure) -> None:
+        """Why the command ends here: a line and the next step, or the error document."""
+        if self.json and not self._documents:
+            try:
+                self.document(failure.document())
+            except (OutputClosedError, EnvironmentFault):
+                self._complain(f"error: {failure.message}", "error")
+            return
+        self._complain(f"error: {failure.message}", "error")
+        if len(failure.findings) > 1:
+            for text, style in _folded(failure.findings):
+                self._complain(f"  {text}", style)
+        if failure.advice:
+            self._complain(f"  {failure.advice}")
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
+        """Yield ``report(done, total)``, both in bytes: a bar with rate and ETA on a terminal's stderr."""
+        if self.quiet or not sys.stderr.isatty():
+            yield _no_progress
+            return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._stderr, transient=True) as bar:
+            task = bar.add_task(inert(what), total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say that something is being done: a spinner on a terminal's stderr, else nothing."""
+        if self.quiet or not sys.stderr.isatty():
+            yield
+            return
+        from rich.text import Text
+
+        with self._stderr.status(Text(inert(what))):
+            yield
+
+    def flush(self) -> None:
+        """Hand everything over, so that a closed pipe or a full disk is met here and not at exit."""
+        with _writing():
+            sys.stdout.flush()
+
+    # --- how
+
+    @property
+    def _speaks(self) -> bool:
+        return not (self.json or self.quiet)
+
+    @cached_property
+    def _stdout(self) -> Console:
+        return _console(sys.stdout)
+
+    @cached_property
+    def _stderr(self) -> Console:
+        return _console(sys.stderr)
+
+    def _complain(self, text: str, style: str | None = None) -> None:
+        try:
+            self._write(sys.stderr, self._styled(self._stderr, text, style) if style else inert(text) + "\n")
+            sys.stderr.flush()
+        except (OSError, OutputClosedError, EnvironmentFault):
+            # There is nobody left to tell; the exit code still says it.
+            return
+
+    @staticmethod
+    def _styled(console: Console, text: str, style: str) -> str:
+        from rich.text import Text
+
+        with console.capture() as capture:
+            console.print(Text(inert(text), style=_STYLES[style]), soft_wrap=True)
+        return capture.get()
+
+    @staticmethod
+    def _write(stream: TextIO, text: str) -> None:
+        with _writing():
+            stream.write(text)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise OutputClosedError from None
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write the output: {error.strerror or error}") from error
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Nobody is looking."""
+
+
+def _folded(findings: Iterable[Finding]) -> Iterator[tuple[str, str | None]]:
+    for group in grouped(findings):
+        yield f"{group.severity} {group.code} ({group.count:,})", group.severity
+        for one in group.shown:
+            yield f"  {_said(one)}", None
+        if group.hidden:
+            where = f" in {group.where}" if group.where else ""
+            yield f"  … and {group.hidden:,} more{where}", "dim"
+
+
+def _said(finding: Finding) -> str:
+    """The message, led by the key or file unless it names them itself."""
+    for place in (finding.key, finding.file):
+        if place is not None:
+            return finding.message if place in finding.message else f"{place}: {finding.message}"
+    return finding.message
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    terminal = stream.isatty()
+    plain = not terminal or bool(os.environ.get("NO_COLOR"))
+    width = None if terminal or os.environ.get("COLUMNS") else _PIPED_WIDTH
+    return Console(
+        file=stream,
+        width=width,
+        color_system=None if plain else "auto",
+        force_terminal=terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )

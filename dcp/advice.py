@@ -38,7 +38,8 @@ _CODES: dict[Code, str] = {
     "files.newer-than-metadata": "Either the step was overwritten and the save did not finish, or this is "
     "a copy. If it is a copy: ckpt validate --copied {url}",
     "files.orphan": "Left over from an earlier save into the same directory; harmless to loading.",
-    "records.out-of-bounds": "The index and the data file do not belong together. Resume from an earlier step.",
+    "records.out-of-bounds": "The index and the data file do not belong together. "
+    "Resume from an earlier step.",
     "records.overlap": "The index and the data file do not belong together. Resume from an earlier step.",
     "records.missing": "The index is incomplete. Resume from an earlier step.",
     "records.corrupt": "Bytes changed after they were written. Restore the object's older version or resume "

@@ -42,7 +42,7 @@ def translate(error: BaseException, url: str) -> CkptError:
     if isinstance(error, CkptError):
         return error
     reason = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0][:300]
-    status = _status(error)
+    status = status_of(error)
     number = getattr(error, "errno", None)
     if isinstance(error, FileExistsError) or status == 412:
         return AlreadyExistsError(f"{url} exists already", url)
@@ -51,15 +51,13 @@ def translate(error: BaseException, url: str) -> CkptError:
     if isinstance(error, PermissionError) or number in _DENIED or status in (401, 403):
         return ForbiddenError(f"no permission for {url} ({reason})", url)
     if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or status == 404:
-        if "bucket" in str(error).lower() and ("not exist" in str(error) or "not found" in str(error)):
-            return UnreachableError(f"the bucket of {url} does not exist or is not visible ({reason})", url)
         return NotFoundError(f"nothing at {url}", url)
     if number in _FULL:
         return OutOfSpaceError(f"no space left writing {url} ({reason})", url)
     return UnreachableError(f"cannot reach {url} ({reason})", url)
 
 
-def _status(error: BaseException) -> int | None:
+def status_of(error: BaseException) -> int | None:
     """HTTP status carried by gcsfs, google-auth, aiohttp and botocore exceptions."""
     for name in ("code", "status", "status_code"):
         value = getattr(error, name, None)

@@ -12,7 +12,7 @@ from typing import Any
 from dcp.errors import UsageError
 from dcp.storage.faults import calling
 from dcp.storage.local import LocalStore
-from dcp.storage.remote import RemoteStore
+from dcp.storage.remote import MemoryStore, RemoteStore
 from dcp.storage.store import Store
 from dcp.storage.urls import normalise_url, split_protocol, split_url
 
@@ -50,7 +50,8 @@ def open_store(url: str, **options: Any) -> Store:
         package = _EXTRAS.get(protocol, f"the fsspec package for {protocol}")
         raise UsageError(f"{url} needs {package}: pip install {package}") from None
     filesystem = calling(url, filesystem_class, **{"use_listings_cache": False, **options})
-    return RemoteStore(url, filesystem, options)
+    kind = MemoryStore if protocol == "memory" else RemoteStore
+    return kind(url, filesystem, options)
 
 
 def open_parent(url: str, **options: Any) -> tuple[Store, str]:

@@ -7,13 +7,14 @@ when they are closed and are discarded when the block raises.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
-from dcp.errors import NotFoundError, UsageError
-from dcp.storage.faults import calling, retrying, translate
+from dcp.errors import NotFoundError, UnreachableError, UsageError
+from dcp.storage.faults import calling, retrying, status_of, translate
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
 
 BLOCK = 64 << 20
@@ -42,36 +43,41 @@ class RemoteStore(Store):
         return path[len(self.root) :].strip("/") if path.startswith(self.root) else path
 
     def objects(self) -> list[ObjectInfo]:
-        found = retrying(self.url, self.filesystem.find, self.root, detail=True, withdirs=False)
+        found = self._listing(self.filesystem.find, detail=True, withdirs=False)
         objects = [
             self._object(self._name(path), entry)
             for path, entry in found.items()
-            # S3 and GCS consoles leave zero-byte "directory" objects behind.
+            # Consoles leave zero-byte "directory" objects behind.
             if entry.get("type") != "directory" and not path.endswith("/") and path.rstrip("/") != self.root
         ]
         if not objects:
-            self._require_prefix()
+            self._raise_absent()
         return sorted(objects, key=lambda item: item.name)
 
     def directories(self) -> list[str]:
-        entries = retrying(self.url, self.filesystem.ls, self.root, detail=True)
+        entries = self._listing(self.filesystem.ls, detail=True)
         names = (self._name(entry["name"]) for entry in entries if entry["type"] == "directory")
         return sorted(name for name in names if name)
 
-    def _require_prefix(self) -> None:
-        """Tell an empty prefix from a bucket that is not there: `find` answers both with nothing."""
+    def _listing(self, verb: Callable[..., Any], **options: Any) -> Any:
         try:
-            retrying(self.url, self.filesystem.ls, self.root, detail=False)
+            return retrying(self.url, verb, self.root, **options)
         except NotFoundError:
-            bucket = self.root.lstrip("/").split("/")[0]
-            if bucket != self.root.lstrip("/"):
-                retrying(f"{self.url.split('://')[0]}://{bucket}", self._require_bucket, bucket)
-            raise
+            self._raise_absent()
+
+    def _raise_absent(self) -> NoReturn:
+        """Tell an absent prefix from an absent bucket: backends answer both alike."""
+        bucket = self.root.strip("/").split("/")[0]
+        if not retrying(self.url, self._bucket_exists, bucket):
+            raise UnreachableError(f"the bucket of {self.url} does not exist or is not visible", self.url)
         raise NotFoundError(f"nothing at {self.url}", self.url)
 
-    def _require_bucket(self, bucket: str) -> None:
-        if not self.filesystem.exists(bucket):
-            raise FileNotFoundError(f"bucket {bucket} does not exist")
+    def _bucket_exists(self, bucket: str) -> bool:
+        try:
+            self.filesystem.ls(bucket, detail=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def info(self, name: str) -> ObjectInfo:
         entry = retrying(f"{self.url}/{name}", self.filesystem.info, self._path(name))
@@ -102,7 +108,9 @@ class RemoteStore(Store):
             return data
         except Exception as error:
             # "range not satisfiable": the object ends before ``start``.
-            if getattr(error, "code", getattr(error, "status", None)) == 416 or "InvalidRange" in repr(error):
+            if status_of(error) == 416 or any(
+                text in str(error) for text in ("InvalidRange", "not satisfiable")
+            ):
                 return b""
             raise
 
@@ -130,6 +138,19 @@ class RemoteStore(Store):
             retrying(f"{self.url}/{name}", self.filesystem.rm_file, self._path(name))
         except NotFoundError:
             return
+
+
+class MemoryStore(RemoteStore):
+    """fsspec's memory filesystem, whose open files are visible before they are closed."""
+
+    @contextmanager
+    def writer(self, name: str) -> Iterator[Sink]:
+        buffer = io.BytesIO()
+        yield buffer
+        self.replace(name, buffer.getvalue())
+
+    def _bucket_exists(self, bucket: str) -> bool:
+        return True
 
 
 def _discard(file: Any) -> None:

@@ -88,5 +88,5 @@ def contract(out: Output, url: Url) -> int:
     from dcp.contract import contract_of
 
     checkpoint = open_checkpoint(url)
-    out.document(contract_of(checkpoint.index, source=checkpoint.url).model_dump(mode="json"))
+    out.document(contract_of(checkpoint.index, source=checkpoint.url).model_dump())
     return FINE

@@ -51,7 +51,7 @@ def command(name: str) -> Callable[[Body], Body]:
         _, *own = signature.parameters.values()
 
         def run(*, json: bool, quiet: bool, debug: bool, **given: Any) -> int:
-            return _guarded(body, Output(json=json, quiet=quiet, debug=debug), given)
+            return guarded(body, Output(json=json, quiet=quiet, debug=debug), given)
 
         common = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
@@ -66,7 +66,8 @@ def command(name: str) -> Callable[[Body], Body]:
     return register
 
 
-def _guarded(body: Body, out: Output, given: dict[str, Any]) -> int:
+def guarded(body: Body, out: Output, given: dict[str, Any]) -> int:
+    """Call ``body(out, **given)``; the exit code, whatever happens in it."""
     _quieten(out.debug)
     try:
         code = body(out, **given)
@@ -96,10 +97,10 @@ def abandon_stdout() -> None:
 
 
 def _quieten(debug: bool) -> None:
-    """Logs go to stderr; below warnings only with ``--debug``."""
+    """Logs go to stderr: this project's warnings, other packages' errors; more only with ``--debug``."""
     handler = logging.StreamHandler()
     handler.setFormatter(_InertFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=logging.INFO if debug else logging.ERROR, handlers=[handler])
     for name in ("dcp", "tasks", "flows"):
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.WARNING)
     if not debug and not sys.warnoptions:

@@ -50,7 +50,7 @@ class Failure:
                 "message": self.message,
                 "advice": self.advice,
                 "exit_code": self.exit_code,
-                "findings": [found.model_dump(mode="json") for found in self.findings],
+                "findings": [found.model_dump() for found in self.findings],
             }
         }
 

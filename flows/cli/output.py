@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, TextIO
+from math import isfinite
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dcp.errors import EnvironmentFault
 from flows.cli.failures import Failure
@@ -60,14 +61,17 @@ class Output:
     def report(self, report: BaseModel, view: Callable[[], None]) -> None:
         """A command's result: the report itself as JSON, or whatever ``view`` prints."""
         if self.json:
-            self.document(report.model_dump(mode="json"))
+            self.document(report.model_dump())
         elif not self.quiet:
             view()
 
     def document(self, value: object) -> None:
         """One JSON document on stdout, in ASCII, in every mode."""
         self._documents += 1
-        self._write(sys.stdout, json.dumps(value, indent=2, allow_nan=False) + "\n")
+        from pydantic_core import to_jsonable_python
+
+        text = json.dumps(_finite(value), indent=2, allow_nan=False, default=to_jsonable_python)
+        self._write(sys.stdout, text + "\n")
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """One line on stdout."""
@@ -237,6 +241,21 @@ def _writing() -> Iterator[None]:
 
 def _no_progress(done: int, total: int) -> None:
     """Nobody is looking."""
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with null for NaN and infinities, which JSON does not have.
+
+    Dictionaries pass through here rather than through pydantic's JSON mode, which mends keys that are not
+    valid Unicode: here a key must stay what it is.
+    """
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value
 
 
 def _folded(findings: Iterable[Finding]) -> Iterator[tuple[str, str | None]]:

@@ -11,6 +11,7 @@ It runs under any launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PO
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -77,7 +78,6 @@ def batch(generator: torch.Generator) -> torch.Tensor:
 
 def train(out: Path, steps: int, save_every: int, wrap_after: int) -> None:
     """Train for ``steps`` optimizer steps and save to ``out/step_N`` every ``save_every``."""
-    dist.init_process_group("gloo")
     torch.manual_seed(0)
     model: nn.Module = Decoder(LAYERS, WIDTH, VOCABULARY)
     for layer in model.layers:  # type: ignore[union-attr]
@@ -106,7 +106,6 @@ def train(out: Path, steps: int, save_every: int, wrap_after: int) -> None:
                 print(json.dumps({"step": step, "loss": mean_loss.item()}), flush=True)  # noqa: T201
         if step == wrap_after:
             model = Policy(model)
-    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -116,8 +115,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--wrap-after", type=int, default=40, help="wrap the model after this step")
+    parser.add_argument("--rendezvous", default="env://", help="where the ranks meet, e.g. file:///tmp/meet")
     given = parser.parse_args()
+    dist.init_process_group(
+        "gloo",
+        init_method=given.rendezvous,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     train(given.out, given.steps, given.save_every, given.wrap_after)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

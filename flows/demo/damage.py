@@ -1,0 +1,36 @@
+"""What goes wrong with checkpoints in real life, done to two steps of the demo."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One broken step and, for a person, what was done to it."""
+
+    step: int
+    what: str
+
+
+def truncate_data(step: Path, number: int) -> Damage:
+    """Cut the second rank's data file off in the middle, as a full disk or a broken upload does."""
+    [data] = step.glob("__1_*.distcp")
+    whole = data.stat().st_size
+    os.truncate(data, whole // 2)
+    return Damage(number, f"{data.name} cut off at {whole // 2:,} of {whole:,} bytes")
+
+
+def interrupt_save(step: Path, number: int, ago: float) -> Damage:
+    """Take `.metadata` away, as if the job had died before the commit, and date the rest ``ago`` seconds back.
+
+    Without the older times the step would count as one that is still being written.
+    """
+    (step / ".metadata").unlink()
+    then = time.time() - ago
+    for path in step.iterdir():
+        os.utime(path, (then, then))
+    return Damage(number, f".metadata removed, its files dated back by {ago / 60:.0f} min")

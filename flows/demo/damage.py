@@ -25,9 +25,9 @@ def truncate_data(step: Path, number: int) -> Damage:
 
 
 def interrupt_save(step: Path, number: int, ago: float) -> Damage:
-    """Take `.metadata` away, as if the job had died before the commit, and date the rest ``ago`` seconds back.
+    """Take `.metadata` away, as if the job had died before the commit, ``ago`` seconds in the past.
 
-    Without the older times the step would count as one that is still being written.
+    Without such times the step would count as one that is still being written.
     """
     (step / ".metadata").unlink()
     then = time.time() - ago

@@ -165,10 +165,11 @@ def test_no_more_than_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 def test_control_c_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # a storage server that never answers
         silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         process = subprocess.Popen(
             command("validate", "gs://bucket/run/step_1"),
             cwd=ROOT,
-            env={**os.environ, "STORAGE_EMULATOR_HOST": "http://127.0.0.1:%d" % silent.getsockname()[1]},
+            env={**os.environ, "STORAGE_EMULATOR_HOST": endpoint},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

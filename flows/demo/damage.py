@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One broken step and, for a person, what was done to it."""
-
-    step: int
-    what: str
+from flows.demo.place import BrokenStep
 
 
-def truncate_data(step: Path, number: int) -> Damage:
+def truncate_data(step: Path, number: int) -> BrokenStep:
     """Cut the second rank's data file off in the middle, as a full disk or a broken upload does."""
     [data] = step.glob("__1_*.distcp")
     whole = data.stat().st_size
     os.truncate(data, whole // 2)
-    return Damage(number, f"{data.name} cut off at {whole // 2:,} of {whole:,} bytes")
+    return BrokenStep(step=number, what=f"{data.name} cut off at {whole // 2:,} of {whole:,} bytes")
 
 
-def interrupt_save(step: Path, number: int, ago: float) -> Damage:
+def interrupt_save(step: Path, number: int, ago: float) -> BrokenStep:
     """Take `.metadata` away, as if the job had died before the commit, ``ago`` seconds in the past.
 
     Without such times the step would count as one that is still being written.
@@ -33,4 +26,4 @@ def interrupt_save(step: Path, number: int, ago: float) -> Damage:
     then = time.time() - ago
     for path in step.iterdir():
         os.utime(path, (then, then))
-    return Damage(number, f".metadata removed, its files dated back by {ago / 60:.0f} min")
+    return BrokenStep(step=number, what=f".metadata removed, its files dated back by {ago / 60:.0f} min")

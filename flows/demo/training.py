@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from dcp.errors import EnvironmentFault
+from flows.demo.place import SavedStep
 
 RANKS = 2
 STEPS = (10, 20, 30, 40, 50, 60)
@@ -21,14 +20,6 @@ RENAMED_STEP = 50
 
 _DEADLINE = 300.0
 """Seconds after which a training run that takes ten does not end any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """One line that the training script prints: after ``step`` optimizer steps, the ranks' mean loss."""
-
-    step: int
-    loss: float
 
 
 class Training:
@@ -64,7 +55,7 @@ class Training:
             process.wait()
         self._meeting.cleanup()
 
-    def wait(self) -> list[Saved]:
+    def wait(self) -> list[SavedStep]:
         """Wait for the end; what was saved, in order.
 
         Raises:
@@ -77,7 +68,7 @@ class Training:
                 raise EnvironmentFault(f"training {why}; its last word in {self._log}: {self._last_line()}")
             time.sleep(0.1)
         lines = self._log.read_text(errors="replace").splitlines()
-        return [Saved(**json.loads(line)) for line in lines if line.startswith('{"step"')]
+        return [SavedStep.model_validate_json(line) for line in lines if line.startswith('{"step"')]
 
     def _last_line(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

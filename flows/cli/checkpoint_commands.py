@@ -8,15 +8,14 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
+from flows.cli.options import CheckpointUrl
 from flows.cli.output import Output
-
-Url = Annotated[str, typer.Argument(metavar="URL", help="The checkpoint: what holds .metadata.")]
 
 
 @command("inspect")
 def inspect(
     out: Output,
-    url: Url,
+    url: CheckpointUrl,
     keys: Annotated[
         str | None, typer.Option("--keys", metavar="GLOB", help="Show only keys that match, e.g. 'model.*'.")
     ] = None,
@@ -41,7 +40,7 @@ def inspect(
 @command("validate")
 def validate(
     out: Output,
-    url: Url,
+    url: CheckpointUrl,
     contract: Annotated[
         str | None,
         typer.Option("--contract", metavar="FILE", help="Expected keys, as ckpt contract writes them."),
@@ -76,7 +75,7 @@ def validate(
 
 
 @command("contract")
-def contract(out: Output, url: Url) -> int:
+def contract(out: Output, url: CheckpointUrl) -> int:
     """Print the keys, shapes and types of a good checkpoint as a contract for later ones.
 
     \b

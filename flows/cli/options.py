@@ -1,0 +1,36 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``512MiB``, ``5GB`` or a bare number."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = ByteSize(0)
+    if size <= 0:
+        raise typer.BadParameter("should be a size such as 512MiB or 5GB")
+    return size
+
+
+CheckpointUrl = Annotated[str, typer.Argument(metavar="URL", help="The checkpoint: what holds .metadata.")]
+
+Config = Annotated[
+    Path,
+    typer.Option("--config", "-c", metavar="FILE", help="The settings file."),
+]
+
+MemoryBudget = Annotated[
+    int,
+    typer.Option(
+        "--memory-budget", metavar="SIZE", parser=parse_size, help="Bytes of tensors to hold at a time."
+    ),
+]

@@ -8,8 +8,10 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
-from flows.cli.options import CheckpointUrl
+from flows.cli.options import CheckpointUrl, MemoryBudget
 from flows.cli.output import Output
+
+DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
 
 
 @command("inspect")
@@ -69,8 +71,40 @@ def validate(
     from flows.cli.views import show_validation
 
     report = validate_checkpoint(url, contract=contract, against=against, copied=copied)
-    out.report(report, lambda: show_validation(out, report))
-    out.quiet_errors(report.findings)
+    out.report(report, lambda: show_validation(out, report), errors=report.findings)
+    return FINE if report.ok else FAULTY
+
+
+@command("test-load")
+def test_load(
+    out: Output,
+    url: CheckpointUrl,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layout",
+            metavar="LAYOUT",
+            help="Ranks to load as, e.g. fsdp=8 or fsdp=4,tp=2; may be repeated. Default: fsdp=2 and fsdp=3.",
+        ),
+    ] = None,
+    memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
+) -> int:
+    """Load a checkpoint as other numbers of ranks would, all simulated in this process.
+
+    Goes through torch's own load planning for every rank. Nothing may remain of what stood in the targets
+    before, and every tensor must equal what the index's chunks hold.
+
+    \b
+    Example:
+      ckpt test-load gs://bucket/run/step_12000 --layout fsdp=8 --layout fsdp=4,tp=2
+    """
+    from dcp.load import test_load as load
+    from flows.cli.views import show_test_load
+
+    with out.waiting(f"loading {url}"):
+        report = load(url, layouts=tuple(layout or DEFAULT_LAYOUTS), memory_budget=memory_budget)
+    findings = [found for result in report.layouts for found in result.findings]
+    out.report(report, lambda: show_test_load(out, report), errors=findings)
     return FINE if report.ok else FAULTY
 
 

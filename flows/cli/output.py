@@ -58,12 +58,28 @@ class Output:
 
     # --- results, on stdout
 
-    def report(self, report: BaseModel, view: Callable[[], None]) -> None:
-        """A command's result: the report itself as JSON, or whatever ``view`` prints."""
+    def report(
+        self, report: BaseModel, view: Callable[[], None], errors: Iterable[Finding | str] = ()
+    ) -> None:
+        """A command's result: the report itself as JSON, or whatever ``view`` prints.
+
+        Args:
+            report: the whole result.
+            view: prints it for a person.
+            errors: what quiet mode says of it, on stderr; findings that are no errors are left out.
+        """
         if self.json:
             self.document(report.model_dump())
         elif not self.quiet:
             view()
+        else:
+            told = list(errors)
+            found = [one for one in told if not isinstance(one, str) and one.severity == "error"]
+            for text, style in _folded(found):
+                self._complain(text, style)
+            for one in told:
+                if isinstance(one, str):
+                    self._complain(f"error: {one}", "error")
 
     def document(self, value: object) -> None:
         """One JSON document on stdout, in ASCII, in every mode."""
@@ -125,12 +141,6 @@ class Output:
         """Something to know that is no error."""
         if not self.quiet:
             self._complain(f"warning: {text}", "warning")
-
-    def quiet_errors(self, findings: Iterable[Finding]) -> None:
-        """Quiet mode shows errors alone, and on stderr; otherwise the report has shown them already."""
-        if self.quiet and not self.json:
-            for text, style in _folded(one for one in findings if one.severity == "error"):
-                self._complain(text, style)
 
     def interrupted(self) -> None:
         """The user pressed Ctrl-C."""

@@ -13,6 +13,7 @@ from flows.cli.text import human_bytes, human_seconds, name, plural
 if TYPE_CHECKING:
     from dcp.findings import Finding
     from dcp.inspection import InspectReport
+    from dcp.load import TestLoadReport
     from dcp.validation import ValidationReport
 
 _MOST_ADVICE = 3
@@ -77,6 +78,41 @@ def show_validation(out: Output, report: ValidationReport) -> None:
         ]
     )
     show_findings(out, report.findings, report.checkpoint)
+
+
+def show_test_load(out: Output, report: TestLoadReport) -> None:
+    """One row a layout, then what was wrong."""
+    out.facts(
+        [
+            ("checkpoint", name(report.checkpoint)),
+            ("verdict", ("ok" if report.ok else "not ok", "good" if report.ok else "bad")),
+            ("read", f"{human_bytes(report.bytes_read)} in {human_seconds(report.seconds)}"),
+        ]
+    )
+    out.line()
+    out.table(
+        ["LAYOUT", "RANKS", "STATE", "TENSORS", "OBJECTS", "NEEDED", "READ", "TIME"],
+        (
+            [
+                name(result.layout),
+                f"{result.ranks:,}",
+                ("ok", "good") if result.ok else ("not ok", "bad"),
+                f"{result.tensors:,}",
+                f"{result.objects + result.objects_scanned:,}",
+                human_bytes(result.bytes_needed),
+                human_bytes(result.bytes_read),
+                human_seconds(result.seconds),
+            ]
+            for result in report.layouts
+        ),
+        right=["RANKS", "TENSORS", "OBJECTS", "NEEDED", "READ", "TIME"],
+    )
+    findings = {
+        (found.code, found.key, found.file, found.message): found
+        for result in report.layouts
+        for found in result.findings
+    }
+    show_findings(out, findings.values(), report.checkpoint)
 
 
 def show_findings(out: Output, findings: Iterable[Finding], url: str) -> None:

@@ -1,0 +1,153 @@
+"""The plan of a test-load: which pieces of which tensors are in memory together. Pure, no I/O, no torch.
+
+Every tensor is cut into bands (`dcp.load.regions.bands`), and bands and objects are put together into
+batches. A batch is what is read at once; its bands are then loaded, compared and dropped one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dcp.boxes import Box, in_bounds
+from dcp.dtypes import ITEMSIZE
+from dcp.index import CheckpointIndex, ObjectEntry, Record, TensorEntry
+from dcp.layout import Layout
+from dcp.load.needs import ChunkNeed, Need, ObjectNeed
+from dcp.load.regions import bands, overlapping, spans
+
+BAND = 8 << 20
+"""Most bytes of a band, where the memory budget would allow more."""
+BATCH = 32 << 20
+"""Most bytes of a batch, where the memory budget would allow more: small ones stay in the cache."""
+_CLAIM = 8
+"""How many times larger than its records a tensor may say it is: work is not given to larger ones."""
+_INFLATION = 1 << 16
+"""The same for compressed records; zstd stays below it even on zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class BandNeed:
+    """What one band needs of one chunk. ``band`` and ``chunk`` are numbers, in the order of the tensor's."""
+
+    need: ChunkNeed
+    band: int
+    chunk: int
+    region: Box
+    """The same piece of the tensor, in elements from the tensor's origin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A piece of a tensor."""
+
+    entry: TensorEntry
+    number: int
+    needs: tuple[BandNeed, ...]
+    cost: int
+    """Bytes to be read for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Bands and objects that are loaded together."""
+
+    bands: tuple[Band, ...]
+    objects: tuple[ObjectNeed, ...]
+
+    @property
+    def needs(self) -> list[Need]:
+        """Everything to be read, in the order of `bands` and then of `objects`."""
+        return [*(item.need for band in self.bands for item in band.needs), *self.objects]
+
+
+def is_sound(entry: TensorEntry) -> bool:
+    """Whether the chunks lie inside the tensor and their records are not absurdly small for it.
+
+    What an index says is not believed as far as to give work to a tensor of 10**18 elements.
+    """
+    capacity = sum(
+        chunk.record.length * (_INFLATION if chunk.record.transforms else _CLAIM)
+        for chunk in entry.chunks
+        if chunk.record is not None
+    )
+    return entry.nbytes <= capacity and all(in_bounds(entry.shape, chunk.box) for chunk in entry.chunks)
+
+
+def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[str, list[Box]]:
+    """The bands of every sound tensor, by its key.
+
+    Args:
+        layouts: what will be loaded; all their ranks together hold a band in at most an eighth of ``budget``.
+        budget: bytes of memory for the whole load.
+    """
+    cuts = {}
+    for entry in index.tensors:
+        if is_sound(entry):
+            copies = max(sum(box.volume for box in layout.boxes(entry.shape)) for layout in layouts)
+            limit = budget // 8 * math.prod(entry.shape) // max(1, copies)
+            cuts[entry.key] = list(bands(entry.shape, ITEMSIZE[entry.dtype], max(1, min(BAND, limit))))
+    return cuts
+
+
+def batches(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]], budget: int) -> Iterator[Batch]:
+    """Put bands and objects together, in the order in which their bytes stand in storage.
+
+    Args:
+        cuts: bands by key, from `cut`; other tensors are left out.
+        budget: bytes of memory for the whole load; a batch takes an eighth of it unless one item is larger.
+    """
+    limit = min(BATCH, budget // 8)
+    entries = [
+        entry for entry in index.entries.values() if isinstance(entry, ObjectEntry) or entry.key in cuts
+    ]
+    entries.sort(key=_first_byte)
+    held: list[Band | ObjectNeed] = []
+    size = 0
+    for item in _items(entries, cuts):
+        cost = item.cost
+        if held and size + cost > limit:
+            yield _batch(held)
+            held, size = [], 0
+        held.append(item)
+        size += cost
+    if held:
+        yield _batch(held)
+
+
+def _items(
+    entries: Iterable[TensorEntry | ObjectEntry], cuts: Mapping[str, Sequence[Box]]
+) -> Iterator[Band | ObjectNeed]:
+    for entry in entries:
+        if isinstance(entry, ObjectEntry):
+            yield ObjectNeed(entry)
+        else:
+            yield from _bands(entry, cuts[entry.key])
+
+
+def _bands(entry: TensorEntry, boxes: Sequence[Box]) -> Iterator[Band]:
+    item = ITEMSIZE[entry.dtype]
+    needs: list[list[BandNeed]] = [[] for _ in boxes]
+    for number, chunk in enumerate(entry.chunks):
+        for band, region in overlapping(entry.shape, boxes, chunk.box):
+            local = region.shifted(chunk.box.offsets)
+            # A band is contiguous in the tensor, so what it has of a chunk is contiguous in the chunk.
+            [span] = spans(local, chunk.box.sizes, item, gap=0, limit=local.volume * item)
+            needs[band].append(BandNeed(ChunkNeed(entry, chunk, span), band, number, region))
+    for number, box in enumerate(boxes):
+        yield Band(entry, number, tuple(needs[number]), box.volume * item)
+
+
+def _batch(items: Sequence[Band | ObjectNeed]) -> Batch:
+    return Batch(
+        tuple(item for item in items if isinstance(item, Band)),
+        tuple(item for item in items if isinstance(item, ObjectNeed)),
+    )
+
+
+def _first_byte(entry: TensorEntry | ObjectEntry) -> tuple[str, int]:
+    records: list[Record | None] = (
+        [entry.record] if isinstance(entry, ObjectEntry) else [chunk.record for chunk in entry.chunks]
+    )
+    return min(((r.path, r.offset) for r in records if r is not None), default=("", 0))

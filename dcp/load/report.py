@@ -1,0 +1,61 @@
+"""What a test-load reports, one part a layout; its JSON is what ``ckpt test-load --json`` prints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from dcp.findings import Finding, Report
+
+Engine = Literal["simulated", "gloo"]
+
+
+class LayoutReport(Report):
+    """One layout's load. ``ok`` means that every tensor arrived whole on every rank.
+
+    Attributes:
+        layout: text such as ``"fsdp=2,tp=2"``.
+        ranks: number of ranks.
+        bytes_needed: distinct bytes of tensors and objects that the ranks together need.
+        bytes_read: bytes read from storage for it, heads of records included. Layouts that one pass
+            serves share what it reads, and each reports all of it.
+        requests: ranges read, likewise.
+        rank_bytes: bytes of tensors that each rank loaded, by rank.
+        tensors: tensors loaded.
+        objects: objects unpickled with ``weights_only``.
+        objects_scanned: objects that were only scanned, since only their own classes could load them.
+        seconds: duration; layouts that share a pass share its waiting equally.
+        findings: everything that was wrong.
+    """
+
+    layout: str
+    ranks: int
+    ok: bool
+    bytes_needed: int = 0
+    bytes_read: int = 0
+    requests: int = 0
+    rank_bytes: list[int] = Field(default_factory=list)
+    tensors: int = 0
+    objects: int = 0
+    objects_scanned: int = 0
+    seconds: float = 0.0
+    findings: list[Finding] = Field(default_factory=list)
+
+
+class TestLoadReport(Report):
+    """The whole test-load.
+
+    Attributes:
+        checkpoint: its URL.
+        engine: what loaded it.
+        bytes_read: bytes read from storage in all, the index left out.
+        seconds: duration in all.
+    """
+
+    checkpoint: str
+    engine: Engine
+    ok: bool
+    layouts: list[LayoutReport]
+    bytes_read: int = 0
+    seconds: float = 0.0

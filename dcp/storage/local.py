@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -89,6 +89,24 @@ class LocalStore(Store):
         finally:
             os.close(handle)
 
+    def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> None:
+        path = self._path(name)
+        calling(str(path), self._preadv, path, name, start, views)
+
+    @staticmethod
+    def _preadv(path: Path, name: str, start: int, views: Sequence[memoryview]) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            wanted = sum(len(view) for view in views)
+            got = os.preadv(handle, views, start)
+            while got < wanted:
+                more = os.preadv(handle, _after(views, got), start + got)
+                if not more:
+                    raise truncated(name, start, start + wanted, got)
+                got += more
+        finally:
+            os.close(handle)
+
     def create(self, name: str, data: bytes) -> None:
         path = self._path(name)
 
@@ -153,6 +171,16 @@ class _LocalSink:
         while view:
             view = view[self.file.write(view) :]
         return total
+
+
+def _after(views: Sequence[memoryview], done: int) -> list[memoryview]:
+    """What is left of ``views`` when their first ``done`` bytes are filled."""
+    left: list[memoryview] = []
+    for view in views:
+        if done < len(view):
+            left.append(view[done:])
+        done = max(0, done - len(view))
+    return left
 
 
 def _beside(path: Path) -> Path:

@@ -7,7 +7,7 @@ Implementations: `dcp.storage.local` and `dcp.storage.remote`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -74,6 +74,13 @@ class Store(ABC):
         Raises:
             CheckpointError: ``files.truncated`` where the object ends before ``end``.
         """
+
+    def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> None:
+        """Fill ``views``, one after another, with the bytes from ``start`` on. Raises as `read_range`."""
+        data = memoryview(self.read_range(name, start, start + sum(len(view) for view in views)))
+        for view in views:
+            view[:] = data[: len(view)]
+            data = data[len(view) :]
 
     @abstractmethod
     def create(self, name: str, data: bytes) -> None:

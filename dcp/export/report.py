@@ -1,0 +1,70 @@
+"""What an export will take (`ExportPlan`) and what it did (`ExportReport`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from dcp.findings import Finding, Report
+
+Format = Literal["torch"]
+
+
+class PlannedFile(Report):
+    """One output file; ``bytes`` as far as the index tells, before objects are read."""
+
+    name: str
+    bytes: int
+
+
+class ExportPlan(Report):
+    """What an export takes, from the index alone."""
+
+    checkpoint: str
+    dest: str
+    format: Format
+    files: list[PlannedFile]
+    memory: int
+    """Peak memory of the process, in bytes."""
+    disk: int
+    """Bytes at the destination while writing and afterwards."""
+    bytes: int
+    """Bytes read from the checkpoint."""
+    seconds: float
+    """Estimate of the duration."""
+    keys: int
+    tensors: int
+
+
+class ExportedFile(Report):
+    """One output file. ``name`` relative to the destination's parent."""
+
+    name: str
+    size: int
+    sha256: str
+    crc32c: str
+
+
+class ExportedTensor(Report):
+    """One tensor of the output. ``digest`` is of its bytes in C order, independent of chunking."""
+
+    shape: list[int]
+    dtype: str
+    digest: str
+
+
+class ExportReport(Report):
+    """What was written. ``ok`` means nothing that was asked for is missing from it in error."""
+
+    checkpoint: str
+    fingerprint: str
+    dest: str
+    format: Format
+    ok: bool
+    files: list[ExportedFile]
+    tensors: dict[str, ExportedTensor]
+    bytes_read: int
+    bytes_written: int
+    seconds: float
+    peak_memory: int
+    """Largest resident size the process had so far, in bytes."""
+    findings: list[Finding]

@@ -1,0 +1,207 @@
+"""`export` and `plan_export`: a checkpoint to a file that anything can load, in bounded memory."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checks.files import check_files
+from dcp.checks.tiling import check_tensor
+from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
+from dcp.export.pump import Pump
+from dcp.export.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile
+from dcp.export.selection import Selected, Selection, parse_rename, select
+from dcp.export.sink import HashingSink
+from dcp.export.torch_export import (
+    Progress,
+    Stream,
+    content_bytes,
+    largest_decoded,
+    prepare,
+    require_savable,
+)
+from dcp.export.torch_file import archive_name_for
+from dcp.findings import errors_of
+from dcp.index import TensorEntry
+from dcp.storage import normalise_url, open_parent
+
+MEMORY_BUDGET = 512 << 20
+"""Default bound on the process's memory, in bytes."""
+
+_BAND = 8 << 20
+_SMALLEST_BAND = 64 << 10
+_PROCESS = 96 << 20
+_LOCAL_RATE = 700e6
+_REMOTE_RATE = 100e6
+
+
+def export(
+    url: str,
+    dest: str,
+    *,
+    format: Format = "torch",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Sequence[str] = (),
+    strip_prefix: str | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ExportReport:
+    """Write a checkpoint as one `torch.save` file.
+
+    Args:
+        url: the checkpoint.
+        dest: path or URL of the file, which appears only when it is whole.
+        format: ``"torch"``.
+        include, exclude: globs on dotted keys.
+        rename: ``REGEX=>TEXT`` rules on dotted keys.
+        strip_prefix: taken off every key.
+        memory_budget: bytes the process may use.
+        allow_pickle: keep objects of classes that are on no list.
+        progress: called with bytes done and bytes in all.
+        options: passed to the filesystems.
+
+    Raises:
+        UsageError: a pattern, name or destination makes no sense.
+        NotLoadableError: the checkpoint is damaged in what was asked for; carries the findings.
+        ChangedError: it changed while it was read; nothing was written.
+        ResourceError: the budget is too small.
+        StorageError: storage failed; nothing was written.
+    """
+    started = time.perf_counter()
+    checkpoint, chosen = _choose(url, dest, include, exclude, rename, strip_prefix, options)
+    threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget)
+    store, name = open_parent(dest, **options)
+    prepared = prepare(checkpoint, chosen, allow_pickle=allow_pickle)
+    stream = Stream(
+        checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
+    )
+    with store.writer(name) as target, HashingSink(target) as sink:
+        stream.write(sink, progress)
+        _require_unchanged(checkpoint)
+    return ExportReport(
+        checkpoint=checkpoint.url,
+        fingerprint=checkpoint.fingerprint,
+        dest=normalise_url(dest),
+        format=format,
+        ok=True,
+        files=[ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c)],
+        tensors=stream.tensors,
+        bytes_read=stream.pump.bytes_read,
+        bytes_written=sink.size,
+        seconds=round(time.perf_counter() - started, 3),
+        peak_memory=_peak_memory(),
+        findings=prepared.findings,
+    )
+
+
+def plan_export(
+    url: str,
+    dest: str,
+    *,
+    format: Format = "torch",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Sequence[str] = (),
+    strip_prefix: str | None = None,
+    memory_budget: int = MEMORY_BUDGET,
+    **options: Any,
+) -> ExportPlan:
+    """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
+    checkpoint, chosen = _choose(url, dest, include, exclude, rename, strip_prefix, options)
+    _, _, memory = _memory(checkpoint, chosen, memory_budget)
+    _, name = open_parent(dest, **options)
+    size = content_bytes(chosen)
+    remote = "://" in checkpoint.url or "://" in normalise_url(dest)
+    return ExportPlan(
+        checkpoint=checkpoint.url,
+        dest=normalise_url(dest),
+        format=format,
+        files=[PlannedFile(name=name, bytes=size)],
+        memory=memory,
+        disk=size,
+        bytes=size,
+        seconds=round(1 + size / (_REMOTE_RATE if remote else _LOCAL_RATE), 1),
+        keys=len(chosen),
+        tensors=sum(isinstance(item.entry, TensorEntry) for item in chosen),
+    )
+
+
+def _choose(
+    url: str,
+    dest: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    rename: Sequence[str],
+    strip_prefix: str | None,
+    options: dict[str, Any],
+) -> tuple[Checkpoint, list[Selected]]:
+    selection = Selection(
+        tuple(include), tuple(exclude), tuple(parse_rename(rule) for rule in rename), strip_prefix
+    )
+    checkpoint = open_checkpoint(url, **options)
+    if (normalise_url(dest) + "/").startswith(checkpoint.url + "/"):
+        raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
+    chosen = select(checkpoint.index, selection)
+    require_savable(chosen)
+    _require_whole(checkpoint, chosen)
+    return checkpoint, chosen
+
+
+def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> None:
+    """Refuse what would come out with holes. Times are not judged here: bytes are, by their CRC."""
+    keys = {item.entry.key for item in chosen}
+    faults = [
+        found
+        for found in errors_of(check_files(checkpoint, newer_seconds=float("inf"), copied=True))
+        if found.key in keys or not keys.isdisjoint(found.detail.get("keys", ()) or ())
+    ]
+    for item in chosen:
+        if isinstance(item.entry, TensorEntry):
+            faults += errors_of(check_tensor(item.entry))
+    if faults:
+        raise NotLoadableError(
+            f"{checkpoint.url} is damaged and was not exported: {faults[0].message}"
+            + (f" (and {len(faults) - 1} more findings)" if len(faults) > 1 else ""),
+            faults,
+        )
+
+
+def _memory(checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int) -> tuple[int, int, int]:
+    """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
+    threads = 8 if "://" in checkpoint.url else 2
+    objects = sum(
+        item.entry.record.length
+        for item in chosen
+        if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
+    )
+    fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + 1000 * len(checkpoint.index.entries)
+    band = min(_BAND, (budget - fixed) // Pump.memory(1, threads))
+    if band < _SMALLEST_BAND:
+        needed = fixed + Pump.memory(_SMALLEST_BAND, threads)
+        raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")
+    return threads, band, fixed + Pump.memory(band, threads)
+
+
+def _require_unchanged(checkpoint: Checkpoint) -> None:
+    now = {info.name: info for info in checkpoint.store.objects()}
+    if now != dict(checkpoint.objects):
+        changed = sorted(
+            name for name in {*now, *checkpoint.objects} if now.get(name) != checkpoint.objects.get(name)
+        )
+        raise ChangedError(
+            f"{checkpoint.url} changed while it was read ({', '.join(changed[:3])}); nothing was written",
+            code="files.newer-than-metadata",
+            file=changed[0],
+        )
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

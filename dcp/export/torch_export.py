@@ -1,0 +1,299 @@
+"""Exporting to one `torch.save` file: the plan from the index, and the stream that follows it.
+
+A byte passes index → bands → pump → writer → sink once. Objects are read before anything is written,
+because the file begins with the pickle that holds them; tensors' bytes follow it band by band.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from dcp.archive import Archive
+from dcp.checkpoint import Checkpoint
+from dcp.dtypes import ITEMSIZE
+from dcp.errors import CheckpointError, NotLoadableError, UsageError
+from dcp.export.bands import Band, bands
+from dcp.export.pump import Pump
+from dcp.export.report import ExportedTensor
+from dcp.export.selection import Selected
+from dcp.export.state import Storage, StorageRef, TensorSpec, TorchState, build_state
+from dcp.export.torch_file import TorchFileWriter
+from dcp.findings import Finding, finding
+from dcp.index import ObjectEntry, PathPart, TensorEntry
+from dcp.pickles.nodes import Value
+from dcp.pickles.reader import read
+from dcp.pickles.scan import Judgement, Verdict, globals_of, judge, scan
+from dcp.pickles.tables import WEIGHTS_ONLY
+from dcp.pickles.tensors import storage_of
+from dcp.records import Records
+from dcp.storage import Sink
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedded:
+    """A storage inside a pickled object, by its key there."""
+
+    entry: ObjectEntry
+    key: str
+
+
+@dataclass
+class TorchExport:
+    """Everything decided before the first byte is written.
+
+    Attributes:
+        state: the pickle, and the storages that follow it.
+        sources: where each storage's bytes come from.
+        names: output name of each tensor entry.
+        findings: what was left out, and why.
+    """
+
+    state: TorchState
+    sources: Mapping[Storage, TensorEntry | _Embedded]
+    names: Mapping[str, str]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def content(self) -> int:
+        """Bytes of all storages."""
+        return sum(storage.nbytes for _, storage in self.state.storages)
+
+
+def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: bool) -> TorchExport:
+    """Read the objects, judge them, and lay out the file.
+
+    Args:
+        checkpoint: where they are.
+        chosen: what goes out, and under which path.
+        allow_pickle: keep objects whose classes are on no list.
+
+    Raises:
+        NotLoadableError: an object's record is damaged.
+        StorageError: the store failed.
+    """
+    records = Records(checkpoint.store, checkpoint.objects)
+    sources: dict[Storage, TensorEntry | _Embedded] = {}
+    findings: list[Finding] = []
+    values: list[tuple[Selected, Value]] = []
+    archives = _read_objects(records, [c.entry for c in chosen if isinstance(c.entry, ObjectEntry)])
+    for item in chosen:
+        entry = item.entry
+        if isinstance(entry, TensorEntry):
+            spec = TensorSpec.contiguous(entry.dtype, entry.shape)
+            sources[spec.storage] = entry
+            values.append((item, spec))
+            continue
+        archive = archives[entry.key]
+        judgement = judge(scan(archive.pickle))
+        refused = _refusal(entry, judgement, allow_pickle)
+        if refused is not None:
+            findings.append(refused)
+            continue
+        findings += _reservation(entry, archive)
+        values.append((item, _embed(entry, archive, sources)))
+    names = {item.entry.key: item.key for item in chosen if isinstance(item.entry, TensorEntry)}
+    return TorchExport(build_state(nest(values)), sources, names, findings)
+
+
+def _read_objects(records: Records, entries: list[ObjectEntry]) -> dict[str, Archive]:
+    """All objects' archives, several at once: there are many and they are small."""
+
+    def one(entry: ObjectEntry) -> Archive:
+        return records.read_object(entry)
+
+    with ThreadPoolExecutor(8, thread_name_prefix="objects") as pool:
+        futures = {entry.key: pool.submit(one, entry) for entry in entries}
+    found: dict[str, Archive] = {}
+    faults: list[Finding] = []
+    for key, future in futures.items():
+        try:
+            found[key] = future.result()
+        except CheckpointError as error:
+            faults.append(error.as_finding())
+    if faults:
+        raise NotLoadableError(f"{len(faults)} objects cannot be read, first: {faults[0].message}", faults)
+    return found
+
+
+def _refusal(entry: ObjectEntry, judgement: Judgement, allow_pickle: bool) -> Finding | None:
+    if judgement.verdict is Verdict.ALLOWED:
+        return None
+    if judgement.error is not None and judgement.verdict is not Verdict.REACHES_CODE:
+        raise NotLoadableError(
+            f"{entry.key}: {judgement.error}",
+            [
+                finding(
+                    "records.undecodable",
+                    f"{entry.key}: its pickle cannot be read: {judgement.error}",
+                    key=entry.key,
+                    file=entry.record.path if entry.record else None,
+                )
+            ],
+        )
+    if allow_pickle and judgement.error is None:
+        return None
+    asked = [*judgement.reaching, *judgement.unknown]
+    what = f"it asks for {', '.join(asked[:5])}" if asked else str(judgement.error)
+    return finding(
+        "export.unsafe-object",
+        f"{entry.key} is left out: {what}",
+        key=entry.key,
+        file=entry.record.path if entry.record else None,
+        globals=asked,
+        verdict=str(judgement.verdict),
+    )
+
+
+def _reservation(entry: ObjectEntry, archive: Archive) -> Iterator[Finding]:
+    """Harmless objects that ``torch.load(weights_only=True)`` refuses all the same: kept, and said."""
+    strange = [name for name in globals_of(archive.pickle) if name not in WEIGHTS_ONLY]
+    if strange:
+        yield finding(
+            "export.unsafe-object",
+            f"{entry.key} is kept, but torch.load takes it only with weights_only=False or "
+            f"safe_globals for {', '.join(strange[:5])}",
+            key=entry.key,
+            severity="info",
+            globals=strange,
+        )
+
+
+def _embed(entry: ObjectEntry, archive: Archive, sources: dict[Storage, TensorEntry | _Embedded]) -> Value:
+    """The object's value, its storages made the output's own."""
+    moved: dict[str, Storage] = {}
+
+    def persistent(pid: Value) -> Value:
+        node = storage_of(pid)
+        if node.key not in moved:
+            moved[node.key] = Storage(node.nbytes)
+            sources[moved[node.key]] = _Embedded(entry, node.key)
+        return StorageRef(moved[node.key], node.dtype)
+
+    return read(archive.pickle, persistent=persistent)
+
+
+def nest(values: Iterable[tuple[Selected, Value]]) -> dict[Value, Value]:
+    """Put values at their paths. Integers address lists (holes are None) unless names stand beside them."""
+    root: dict[Value, Value] = {}
+    containers: dict[tuple[PathPart, ...], dict[Value, Value]] = {(): root}
+    for item, value in values:
+        above = root
+        for depth in range(1, len(item.path)):
+            place: tuple[PathPart, ...] = item.path[:depth]
+            if place not in containers:
+                containers[place] = above[place[-1]] = {}
+            above = containers[place]
+        above[item.path[-1]] = value
+    for place in sorted(containers, key=len, reverse=True):  # inner ones first
+        inner = containers[place]
+        if place and all(type(part) is int for part in inner):
+            length = max(part for part in inner if isinstance(part, int)) + 1
+            containers[place[:-1]][place[-1]] = [inner.get(i) for i in range(length)]
+    return root
+
+
+class Stream:
+    """Writes a prepared export.
+
+    Attributes:
+        tensors: what has been written, with digests.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, export: TorchExport, *, band_bytes: int, threads: int, archive_name: str
+    ) -> None:
+        self.export = export
+        self.records = Records(checkpoint.store, checkpoint.objects)
+        self.pump = Pump(self.records, band_bytes=band_bytes, threads=threads)
+        self.archive_name = archive_name
+        self.tensors: dict[str, ExportedTensor] = {}
+
+    def write(self, sink: Sink, progress: Progress | None = None) -> None:
+        """Write the whole file to ``sink``."""
+        import xxhash
+
+        export = self.export
+        total = export.content
+        writer = TorchFileWriter(
+            sink, export.state.pickle, export.state.sizes, archive_name=self.archive_name
+        )
+        bands_of = self.pump.run(self._jobs())
+        done = 0
+        for key, storage in export.state.storages:
+            source = export.sources[storage]
+            if isinstance(source, _Embedded):
+                data = self.records.read_object(source.entry).storage(source.key)
+                if len(data) != storage.nbytes:
+                    raise CheckpointError(
+                        f"{source.entry.key}: a storage has {len(data)} bytes, not {storage.nbytes}",
+                        code="records.mismatch",
+                        key=source.entry.key,
+                    )
+                writer.write_storage(key, data)
+                done += storage.nbytes
+                continue
+            digest = xxhash.xxh3_128()
+            left = storage.nbytes
+            while left:
+                filled = next(bands_of)
+                digest.update(filled.view)
+                writer.write_storage(key, filled.view, filled.crc32)
+                left -= filled.band.nbytes
+                done += filled.band.nbytes
+                if progress is not None:
+                    progress(done, total)
+            self.tensors[export.names[source.key]] = ExportedTensor(
+                shape=list(source.shape), dtype=source.dtype, digest=f"xxh3-128:{digest.hexdigest()}"
+            )
+        for _ in bands_of:
+            raise AssertionError("more was read than is written")
+        writer.finish()
+
+    def _jobs(self) -> Iterator[tuple[TensorEntry, Band]]:
+        for _, storage in self.export.state.storages:
+            source = self.export.sources[storage]
+            if isinstance(source, TensorEntry):
+                for band in bands(source, self.pump.band_bytes):
+                    yield source, band
+
+
+def require_savable(chosen: Iterable[Selected]) -> None:
+    """Refuse dtypes that torch itself cannot pickle, before anything is read."""
+    from dcp.pickles.tensors import TYPED_STORAGES, UNTYPED_DTYPES
+
+    for item in chosen:
+        entry = item.entry
+        if isinstance(entry, TensorEntry) and entry.dtype not in TYPED_STORAGES | dict.fromkeys(
+            UNTYPED_DTYPES
+        ):
+            raise UsageError(
+                f"{entry.key} is {entry.dtype}, which torch.save cannot write; --exclude '{entry.key}'"
+            )
+
+
+def content_bytes(chosen: Iterable[Selected]) -> int:
+    """Bytes of the output as far as the index tells: tensors in memory, objects as they are stored."""
+    total = 0
+    for item in chosen:
+        entry = item.entry
+        if isinstance(entry, TensorEntry):
+            total += entry.nbytes
+        elif entry.record is not None:
+            total += entry.record.length
+    return total
+
+
+def largest_decoded(chosen: Iterable[Selected]) -> int:
+    """Bytes of the largest set of chunks of one tensor that must be decoded whole."""
+    sizes = [
+        sum(c.box.volume for c in item.entry.chunks if c.record is not None and c.record.transforms)
+        * ITEMSIZE[item.entry.dtype]
+        for item in chosen
+        if isinstance(item.entry, TensorEntry)
+    ]
+    return max(sizes, default=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcp.checkpoint import Checkpoint, open_checkpoint
@@ -51,6 +51,7 @@ def export(
     memory_budget: int = MEMORY_BUDGET,
     allow_pickle: bool = False,
     progress: Progress | None = None,
+    dest_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ExportReport:
     """Write a checkpoint as one `torch.save` file.
@@ -65,7 +66,8 @@ def export(
         memory_budget: bytes the process may use.
         allow_pickle: keep objects of classes that are on no list.
         progress: called with bytes done and bytes in all.
-        options: passed to the filesystems.
+        dest_options: passed to the filesystem of ``dest``; ``options`` if absent.
+        options: passed to the filesystem of ``url``.
 
     Raises:
         UsageError: a pattern, name or destination makes no sense.
@@ -77,7 +79,7 @@ def export(
     started = time.perf_counter()
     checkpoint, chosen = _choose(url, dest, include, exclude, rename, strip_prefix, options)
     threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget)
-    store, name = open_parent(dest, **options)
+    store, name = open_parent(dest, **(options if dest_options is None else dest_options))
     prepared = prepare(checkpoint, chosen, allow_pickle=allow_pickle)
     stream = Stream(
         checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)

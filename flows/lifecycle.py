@@ -1,0 +1,442 @@
+"""One step through its life: validate, test-load, export, publish; what failed is recorded and told.
+
+`process_step` may be called any number of times, by any number of workers, and after any crash: a stage
+whose record stands in the ledger is skipped, so it ends where it would have ended without interruption.
+Stages are run through a `Call`, which is a plain call here and a Prefect task in `flows.process`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from dcp.checkpoint import Kind, Survey, fingerprint_of, survey
+from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError, StorageError, UsageError
+from dcp.findings import Finding
+from dcp.storage import join_url, open_store
+from flows.workshop import Outcome, StageOutcome, StepReport, Workshop
+from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
+from tasks.discover import FoundStep, compile_pattern, describe, judge, step_number
+from tasks.export import ExportRequest, artifacts_stand, export_step
+from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures, timestamp
+from tasks.load_check import load_check_step
+from tasks.manifest import Artifact, published_directory
+from tasks.outcomes import failure_of_error, failure_of_report, problem_of
+from tasks.publish import PublishReport, publish_step, require_unchanged
+from tasks.validate import expected_contract, keep_contract, step_contract, validate_step
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WARNINGS_KEPT = 200
+
+
+def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepReport:
+    """Take a step as far as it will go.
+
+    Args:
+        workshop: of the step's run.
+        step: name of its directory.
+        force: try again what has failed for good, and beyond the limit of attempts.
+
+    Raises:
+        UsageError: ``step`` is no step's name.
+        SettingsError: the contract in the settings is none.
+        StorageError: source or ledger cannot be listed or written; nothing is known of the step.
+    """
+    run = workshop.run
+    number = step_number(step, [compile_pattern(pattern) for pattern in run.step_pattern])
+    if number is None:
+        raise UsageError(f"{step!r} is no step of run {run.name!r}: it matches none of its step patterns")
+    url = join_url(run.source, step)
+    found = judge(
+        step,
+        number,
+        survey(url, **run.options),
+        parts=run.parts,
+        grace_seconds=run.grace_period,
+        now=time.time(),
+        first_seen=lambda name, listing: _first_seen(workshop.ledger, name, listing),
+    )
+    return _Process(workshop, found, url).run(force)
+
+
+def provisional_key(step: str, found: Survey) -> StepKey:
+    """The key of a step whose index has not been read, or cannot be."""
+    return StepKey(step, fingerprint_of(found.objects.values()))
+
+
+def _first_seen(ledger: Ledger, step: str, listing: str) -> float | None:
+    key = ledger.find(step, listing)
+    return ledger.read(key, "seen").at if key else None
+
+
+class _Stopped(Exception):
+    """A stage failed and this is recorded."""
+
+
+class _Process:
+    def __init__(self, workshop: Workshop, found: FoundStep, url: str) -> None:
+        self.settings = workshop.settings
+        self.settings_of_run = workshop.run
+        self.ledger = workshop.ledger
+        self.call = workshop.call
+        self.emit = workshop.emit
+        self.found = found
+        self.url = url
+        self.listing = found.survey.listing_identity
+        self.key = self.ledger.find(found.name, self.listing) or provisional_key(found.name, found.survey)
+        self.records = self.ledger.stages(self.key)
+        self.stages: list[StageOutcome] = []
+        self.alerts: list[AlertReport] = []
+        self.unreachable = False
+
+    def run(self, force: bool) -> StepReport:
+        if self.found.progress == "writing":
+            return self._writing()
+        standing = self._standing(force)
+        if standing is not None:
+            return standing
+        try:
+            self._validate()
+            self._test_load()
+            artifacts = self._export()
+            published = self._publish(artifacts)
+        except _Stopped as stopped:
+            return self._stopped(stopped)
+        except _Changing:
+            return self._report("writing", message="it changed while it was being looked at")
+        return self._report("published", published=published.url)
+
+    # --- what the ledger says already
+
+    def _writing(self) -> StepReport:
+        if self.found.quiet is None:
+            # Only our own clock can tell how long nothing changes; it starts now.
+            self.ledger.create(self.key, "seen", describe(self.found))
+        missing = ", ".join(self.found.missing[:5])
+        return self._report("writing", message=f"no {missing} yet" if missing else "still being written")
+
+    def _standing(self, force: bool) -> StepReport | None:
+        """The report of a step on which the ledger has the last word."""
+        if "published" in self.records:
+            for stage in DONE:
+                self.stages.append(StageOutcome(stage=stage, outcome="skipped"))
+            return self._report("published", published=self._directory)
+        numbered = failures(self.records)
+        if not numbered or force:
+            return None
+        failure = Failure.model_validate(self.ledger.read(self.key, numbered[-1]).facts)
+        if not failure.final and len(numbered) < self.settings_of_run.max_attempts:
+            return None
+        self._tell(failure)
+        return self._failed(failure, len(numbered), "problem")
+
+    @property
+    def _directory(self) -> str:
+        run = self.settings_of_run
+        return join_url(run.publish, run.name, published_directory(self.key))
+
+    # --- stages
+
+    def _validate(self) -> None:
+        if self._skips("validate"):
+            return
+        run = self.settings_of_run
+        try:
+            contract = expected_contract(
+                run.expectation, self.ledger, self.found.number, patterns=run.step_pattern
+            )
+        except UsageError as error:
+            raise SettingsError(
+                f"{self.settings.file.name}: expectation of run {run.name!r}: {error}"
+            ) from None
+        waiting = self.found.progress == "committed"
+        report, seconds = self._attempt(
+            "validate",
+            validate_step,
+            self.url,
+            parts=self._required_parts,
+            contract=contract,
+            copied=run.copied,
+            # It is known to have come to rest, by clocks that validation alone does not look at.
+            grace_seconds=run.grace_period if waiting else 0.0,
+            newer_seconds=run.newer_tolerance,
+            now=max(time.time(), self.found.survey.last_change or 0.0),
+            options=run.options,
+        )
+        if report.state == "writing":
+            raise _Changing
+        try:
+            require_unchanged(self.url, self.listing, run.options)
+        except ChangedError:
+            raise _Changing from None
+        self.key = StepKey(self.found.name, report.fingerprint)
+        self.records = self.ledger.stages(self.key)
+        self.ledger.create(self.key, "seen", describe(self.found))
+        if not report.ok:
+            failure = failure_of_report(
+                "validate",
+                problem_of(report.state, report.findings),
+                report.findings,
+                f"it is {report.state}",
+            )
+            self._fail(failure, seconds)
+        if self._skips("validate"):
+            return
+        if run.expectation == "previous":
+            self._keep_contract()
+        warnings = [f.model_dump(mode="json") for f in report.findings if f.severity == "warning"]
+        facts = {
+            "seconds": seconds,
+            "warnings": len(warnings),
+            "findings": warnings[:WARNINGS_KEPT],
+            "stats": report.stats.model_dump(mode="json"),
+            "expected": contract.source if contract else None,
+        }
+        self._done("validate", facts, seconds)
+
+    def _keep_contract(self) -> None:
+        try:
+            keep_contract(self.ledger, self.key, step_contract(self.url, self.settings_of_run.options))
+        except CheckpointError:
+            # It validated a moment ago, so it is being written again.
+            raise _Changing from None
+
+    def _test_load(self) -> None:
+        run = self.settings_of_run
+        if self._skips("test-load"):
+            return
+        if not run.layouts:
+            self._done("test-load", {"layouts": [], "seconds": 0.0}, 0.0)
+            return
+        report, seconds = self._attempt(
+            "test-load",
+            load_check_step,
+            self.url,
+            parts=self._parts,
+            layouts=run.layouts,
+            memory_budget=int(run.memory_budget),
+            options=run.options,
+        )
+        if not report.ok:
+            bad = [layout for layout in report.layouts if not layout.ok]
+            findings = [finding for layout in bad for finding in layout.findings]
+            names = ", ".join(layout.layout for layout in bad)
+            self._fail(
+                self._unless_changed(
+                    failure_of_report("test-load", "test-load", findings, f"it does not load on {names}")
+                ),
+                seconds,
+            )
+        layouts = [layout.model_dump(mode="json", exclude={"findings"}) for layout in report.layouts]
+        self._done("test-load", {"layouts": layouts, "seconds": seconds}, seconds)
+
+    def _export(self) -> list[Artifact]:
+        run = self.settings_of_run
+        store = open_store(self._directory, **run.publish_options)
+        if "exported" in self.records:
+            facts = self.ledger.read(self.key, "exported").facts
+            artifacts = [Artifact.model_validate(artifact) for artifact in facts["artifacts"]]
+            if artifacts_stand(store, artifacts):
+                self.stages.append(StageOutcome(stage="export", outcome="skipped"))
+                return artifacts
+        report, seconds = self._attempt(
+            "export",
+            export_step,
+            self.url,
+            self._directory,
+            parts=self._parts,
+            requests=[ExportRequest(**dict(export)) for export in run.exports],
+            options=run.options,
+            publish_options=run.publish_options,
+        )
+        facts = {"artifacts": [a.model_dump(mode="json") for a in report.artifacts], "seconds": seconds}
+        self._done("export", facts, seconds)
+        return report.artifacts
+
+    def _publish(self, artifacts: list[Artifact]) -> PublishReport:
+        run = self.settings_of_run
+        warnings, timings = self._history(artifacts)
+        report, seconds = self._attempt(
+            "publish",
+            publish_step,
+            self.url,
+            run.publish,
+            run=run.name,
+            number=self.found.number,
+            key=self.key,
+            listing=self.listing,
+            artifacts=artifacts,
+            warnings=warnings,
+            timings=timings,
+            options=run.options,
+            publish_options=run.publish_options,
+        )
+        self._tell_recovery(report)
+        facts = report.model_dump(mode="json", exclude={"first"}) | {"seconds": seconds}
+        self._done("publish", facts, seconds)
+        return report
+
+    def _history(self, artifacts: list[Artifact]) -> tuple[list[Finding], dict[str, float]]:
+        """Warnings of validation and export, and seconds of the stages before publishing."""
+        facts: dict[Stage, Mapping[str, Any]] = {}
+        stage: Stage
+        for stage in ("validate", "test-load"):
+            facts[stage] = self.ledger.read(self.key, DONE[stage]).facts
+        warnings = [Finding.model_validate(found) for found in facts["validate"].get("findings", ())]
+        warnings += [found for artifact in artifacts for found in artifact.findings]
+        timings: dict[str, float] = {
+            stage: float(known.get("seconds", 0.0)) for stage, known in facts.items()
+        }
+        timings["export"] = round(sum(artifact.seconds for artifact in artifacts), 6)
+        return warnings, timings
+
+    @property
+    def _required_parts(self) -> tuple[str, ...]:
+        """What must have an index: the settings' parts, else those that the step has begun to have."""
+        if self.settings_of_run.parts or self.found.survey.kind is not Kind.PARTS:
+            return self.settings_of_run.parts
+        begun = {name.partition("/")[0] for name in self.found.missing}
+        return tuple(sorted({*self.found.survey.parts, *begun}))
+
+    @property
+    def _parts(self) -> tuple[str, ...]:
+        """The checkpoints of this step, none if it is one itself."""
+        return self.settings_of_run.parts or self.found.survey.parts
+
+    # --- recording
+
+    def _skips(self, stage: Stage) -> bool:
+        if DONE[stage] not in self.records:
+            return False
+        self.stages.append(StageOutcome(stage=stage, outcome="skipped"))
+        return True
+
+    def _done(self, stage: Stage, facts: Mapping[str, Any], seconds: float) -> None:
+        self.ledger.create(self.key, DONE[stage], facts)
+        self.stages.append(StageOutcome(stage=stage, outcome="done", seconds=seconds))
+
+    def _attempt(
+        self, stage: Stage, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[R, float]:
+        """Run a stage and return its report and seconds; a failure is recorded and ends the processing."""
+        started = time.perf_counter()
+        try:
+            report = self.call(function, *args, **kwargs)
+        # Whatever a stage raises must be recorded: otherwise it would be tried for ever and nobody told.
+        except Exception as error:
+            self.unreachable = isinstance(error, StorageError) and not isinstance(error, NotFoundError)
+            failure = failure_of_error(stage, error)
+            if stage != "validate":
+                failure = self._unless_changed(failure)
+            self._fail(failure, round(time.perf_counter() - started, 6))
+        return report, round(time.perf_counter() - started, 6)
+
+    def _unless_changed(self, failure: Failure) -> Failure:
+        """``failure``, or the one of a step that was saved over meanwhile, which explains any other."""
+        if self.unreachable or failure.problem == "torn":
+            return failure
+        try:
+            require_unchanged(self.url, self.listing, self.settings_of_run.options)
+        except ChangedError as changed:
+            return failure_of_error(failure.stage, changed)
+        return failure
+
+    def _fail(self, failure: Failure, seconds: float) -> NoReturn:
+        number = self.ledger.fail(self.key, failure)
+        self.stages.append(StageOutcome(stage=failure.stage, outcome="failed", seconds=seconds))
+        raise _Stopped(failure, number)
+
+    def _stopped(self, stopped: _Stopped) -> StepReport:
+        failure, number = stopped.args
+        if failure.final or number >= self.settings_of_run.max_attempts:
+            self._tell(failure)
+            return self._failed(failure, number, "problem")
+        return self._failed(failure, number, "retry")
+
+    # --- telling
+
+    def _tell(self, failure: Failure) -> None:
+        self._raise(
+            alert_for_failure(
+                self.ledger,
+                self.key,
+                failure,
+                url=self.url,
+                since=self.found.survey.last_change,
+                config=str(self.settings.file),
+            )
+        )
+
+    def _tell_recovery(self, report: PublishReport) -> None:
+        """Say that a step which people were told about is published now."""
+        told = [
+            (key, record)
+            for key, records in self.ledger.keys(self.found.name).items()
+            for record in records
+            if record.startswith("alerted") and "." not in record
+        ]
+        known = [self.ledger.read(key, record) for key, record in told]
+        recovered = max((r.when for r in known if r.facts.get("problem") == "recovered"), default="")
+        problems = [r for r in known if r.facts.get("problem") != "recovered" and r.when > recovered]
+        if not problems:
+            return
+        first = min(problems, key=lambda record: record.when)
+        names = ", ".join(sorted({str(record.facts.get("problem")) for record in problems}))
+        self._raise(
+            Alert(
+                run=self.ledger.run,
+                step=self.key.step,
+                fingerprint=self.key.fingerprint,
+                problem="recovered",
+                what=f"published as {report.url}; told before: {names} (first at {first.when})",
+                where=self.url,
+                since=timestamp(self.ledger.clock()),
+                command=f"ckpt verify {report.url}",
+            )
+        )
+
+    def _raise(self, alert: Alert) -> None:
+        self.alerts.append(
+            raise_alert(
+                self.ledger,
+                self.key,
+                alert,
+                sinks=self.settings.alert_urls(self.settings_of_run),
+                emit=self.emit,
+            )
+        )
+
+    def _failed(self, failure: Failure, attempts: int, outcome: Outcome) -> StepReport:
+        return self._report(outcome, problem=failure.problem, message=failure.message, attempts=attempts)
+
+    def _report(
+        self,
+        outcome: Outcome,
+        *,
+        problem: str | None = None,
+        message: str = "",
+        attempts: int = 0,
+        published: str | None = None,
+    ) -> StepReport:
+        return StepReport(
+            run=self.settings_of_run.name,
+            step=self.found.name,
+            number=self.found.number,
+            url=self.url,
+            fingerprint=self.key.fingerprint,
+            outcome=outcome,
+            problem=problem,
+            message=message,
+            attempts=attempts,
+            stages=self.stages,
+            published=published,
+            alerts=self.alerts,
+            unreachable=self.unreachable,
+        )
+
+
+class _Changing(Exception):
+    """The step is not at rest; a later pass will look again."""

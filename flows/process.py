@@ -1,0 +1,75 @@
+"""The Prefect flow `process_checkpoint`: one step through its life, each stage a task.
+
+A step on which the environment failed ends as a failed flow run (`StepFailedError` carries its report); a
+step that was found bad does not, since the pipeline did its work and people were told.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from dcp.errors import EnvironmentFault
+from flows.lifecycle import process_step
+from flows.settings import DEFAULT_FILE, LifecycleSettings, load_settings
+from flows.workshop import StepReport, Workshop
+from tasks.prefect_tasks import call_as_task, emit
+
+
+class StepFailedError(EnvironmentFault):
+    """The environment failed a stage; a later pass tries again."""
+
+    def __init__(self, report: StepReport) -> None:
+        super().__init__(f"{report.url}: {report.message}")
+        self.report = report
+
+
+@flow(name="process-checkpoint", flow_run_name="{run}-{step}", persist_result=False)
+def process_checkpoint(run: str, step: str, config: str = DEFAULT_FILE, force: bool = False) -> StepReport:
+    """Validate, test-load, export and publish one step.
+
+    Args:
+        run: name of the run in the settings.
+        step: name of the step's directory.
+        config: path of the settings file.
+        force: try again what has failed for good, and beyond the limit of attempts.
+    """
+    settings = load_settings(config)
+    workshop = Workshop.of(settings, run, call=call_as_task, emit=emit)
+    report = process_step(workshop, step, force=force)
+    logger = get_run_logger()
+    for alert in report.alerts:
+        for delivery in alert.deliveries:
+            if not delivery.ok:
+                logger.warning(
+                    "alert %s not delivered to %s: %s", alert.record, delivery.sink, delivery.error
+                )
+    if report.outcome == "retry":
+        raise StepFailedError(report)
+    logger.log(
+        30 if report.problem else 20,
+        "%s is %s%s",
+        report.url,
+        report.problem or report.outcome,
+        f": {report.message}" if report.message else "",
+    )
+    return report
+
+
+def run_step(settings: LifecycleSettings, url: str, *, force: bool = True) -> StepReport:
+    """Process the step at ``url`` of whichever run it belongs to, as `ckpt run` does.
+
+    Raises:
+        UsageError: it belongs to no run.
+        StorageError: source or ledger cannot be listed or written.
+    """
+    run, step = settings.run_of(url)
+    return process_in_flow(settings, run.name, step, force=force)
+
+
+def process_in_flow(settings: LifecycleSettings, run: str, step: str, *, force: bool = False) -> StepReport:
+    """Run `process_checkpoint` here and give its report, also where the environment failed."""
+    try:
+        return process_checkpoint(run=run, step=step, config=str(settings.file), force=force)
+    except StepFailedError as failed:
+        return failed.report

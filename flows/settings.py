@@ -1,0 +1,336 @@
+"""`lifecycle.toml`: which runs are watched, what is expected of their steps, and what becomes of them.
+
+`load_settings` reads the file into `LifecycleSettings`, which holds one `RunSettings` a run, each with its
+`ExportSettings`. Top-level settings can be overridden by environment variables (``CKPT_INTERVAL=30s``,
+``CKPT_ALERTS='["json://host/hook"]'``), so that secrets need not stand in the file. Whatever is wrong ends
+as one line that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from dcp.errors import SettingsError, UsageError
+from dcp.layout import Layout
+from dcp.storage import is_safe_name, normalise_url
+from flows.settings_errors import unreadable_toml, wrong_setting
+from tasks.discover import DEFAULT_PATTERNS, compile_pattern
+
+ENV_PREFIX = "CKPT_"
+DEFAULT_FILE = "lifecycle.toml"
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)", re.ASCII)
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
+_SAME_PLACE = {"gcs": "gs", "s3a": "s3"}
+
+
+def parse_duration(value: object) -> float:
+    """Seconds in ``"90s"``, ``"30m"``, ``"2h"``, ``"1d"`` or a bare number of seconds.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('should be a duration such as "90s", "30m", "2h" or "1d"')
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _pattern(value: str) -> str:
+    compile_pattern(value)
+    return value
+
+
+def _layout(value: str) -> str:
+    return str(Layout.parse(value))
+
+
+def _safe_name(value: str) -> str:
+    if not is_safe_name(value) or value.startswith("."):
+        raise ValueError("should be a plain name or a relative path, without '..' and not hidden")
+    return value
+
+
+def _alert_url(value: str) -> str:
+    import apprise
+
+    if apprise.Apprise.instantiate(value, suppress_exceptions=True) is None:
+        scheme = value.partition("://")[0][:20]
+        raise ValueError(f"is no alert URL that apprise understands (it begins with {scheme!r})")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration)]
+SafeName = Annotated[str, AfterValidator(_safe_name)]
+Alerts = Annotated[tuple[Annotated[str, AfterValidator(_alert_url)], ...], BeforeValidator(_listed)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ExportSettings(_Section):
+    """One artifact of every published step."""
+
+    format: Literal["torch"] = "torch"
+    name: SafeName = "checkpoint.pt"
+    """File below the published step."""
+    part: SafeName | None = None
+    """Which part of a step of several parts; all of them by default, each in a directory of its own."""
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    strip_prefix: str | None = None
+    memory_budget: ByteSize = ByteSize(512 << 20)
+    allow_pickle: bool = False
+
+
+class RunSettings(_Section):
+    """One training run: where its steps appear, what is expected of them, where they are published."""
+
+    name: str
+    source: str
+    """Prefix whose direct sub-prefixes are steps. Only ever read."""
+    publish: str = ""
+    """Publish root; the run's own directory below it holds ledger, aliases and artifacts."""
+    step_pattern: Annotated[
+        tuple[Annotated[str, AfterValidator(_pattern)], ...], BeforeValidator(_listed)
+    ] = DEFAULT_PATTERNS
+    """Expressions for step directories, matched in full; the group `step` (or the only one) is a number."""
+    parts: tuple[SafeName, ...] = ()
+    """Checkpoints that make one step together, e.g. ``["model", "optim"]``."""
+    grace_period: Seconds = 1800.0
+    """Seconds without any change after which a step without `.metadata` counts as incomplete."""
+    newer_tolerance: Seconds = 300.0
+    """Seconds by which data may be newer than `.metadata`."""
+    copied: bool = False
+    """The source is a copy, so times of objects mean nothing."""
+    expectation: str = "previous"
+    """``"previous"`` (the newest good earlier step), ``"none"``, or a contract file."""
+    layouts: Annotated[tuple[Annotated[str, AfterValidator(_layout)], ...], BeforeValidator(_listed)] = (
+        "fsdp=2",
+        "fsdp=3",
+    )
+    """Layouts to test-load on; an empty list leaves the test-load out."""
+    memory_budget: ByteSize = ByteSize(1 << 30)
+    """Bytes the test-load may hold."""
+    exports: tuple[ExportSettings, ...] = (ExportSettings(),)
+    order: Literal["oldest-first", "newest-first"] = "oldest-first"
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
+    """How often a stage that the environment fails is tried, one try a pass, before the alert."""
+    alerts: Alerts = ()
+    """apprise URLs; those of the top level are used as well."""
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """fsspec options for the source."""
+    publish_options: dict[str, Any] = Field(default_factory=dict, repr=False)
+    """fsspec options for the publish root."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        if not _RUN_NAME.fullmatch(value):
+            raise ValueError("should be letters, digits, '.', '_' and '-' (it becomes a directory name)")
+        return value
+
+    @field_validator("source", "publish", "expectation")
+    @classmethod
+    def _not_empty(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("should not be empty")
+        return value
+
+    @field_validator("parts")
+    @classmethod
+    def _flat(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any("/" in part for part in value) or len(set(value)) != len(value):
+            raise ValueError("should be different names of direct sub-directories")
+        return value
+
+    @field_validator("exports")
+    @classmethod
+    def _apart(cls, value: tuple[ExportSettings, ...]) -> tuple[ExportSettings, ...]:
+        names = [export.name for export in value]
+        for name in names:
+            if names.count(name) > 1 and len({e.part for e in value if e.name == name}) < names.count(name):
+                raise ValueError(f"two exports are called {name!r}; give each a name of its own")
+            if name == "manifest.json":
+                raise ValueError("manifest.json is the name of the manifest; choose another")
+        return value
+
+
+class LifecycleSettings(BaseSettings):
+    """All of `lifecycle.toml`."""
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, env_prefix=ENV_PREFIX)
+
+    publish: str | None = None
+    """Publish root of every run that names none."""
+    interval: Annotated[float, BeforeValidator(parse_duration), Field(ge=1)] = 60.0
+    """Seconds between two passes of `ckpt watch`."""
+    alerts: Alerts = ()
+    """apprise URLs that get the alerts of every run."""
+    resend_after: Seconds = 120.0
+    """Seconds after which an alert whose sender vanished is sent again."""
+    runs: tuple[RunSettings, ...]
+
+    _file: Path = PrivateAttr(default=Path(DEFAULT_FILE))
+
+    @property
+    def file(self) -> Path:
+        """The settings file, absolute."""
+        return self._file
+
+    def run(self, name: str) -> RunSettings:
+        """The run called ``name``. Raises `UsageError` naming those there are."""
+        for run in self.runs:
+            if run.name == name:
+                return run
+        known = ", ".join(run.name for run in self.runs)
+        raise UsageError(f"no run called {name!r} in {self.file.name}; there are: {known}")
+
+    def run_of(self, url: str) -> tuple[RunSettings, str]:
+        """The run whose source holds the step at ``url``, and the step's name.
+
+        Raises:
+            UsageError: no run's source is the parent of ``url``.
+        """
+        parent, _, step = _comparable(normalise_url(url)).rpartition("/")
+        for run in self.runs:
+            if _comparable(run.source) == parent:
+                return run, step
+        sources = ", ".join(run.source for run in self.runs)
+        raise UsageError(f"{url} is not a step of any run in {self.file.name} (sources: {sources})")
+
+    def alert_urls(self, run: RunSettings) -> tuple[str, ...]:
+        """Where alerts of ``run`` go, each URL once."""
+        return tuple(dict.fromkeys((*self.alerts, *run.alerts)))
+
+
+def load_settings(path: str | Path = DEFAULT_FILE) -> LifecycleSettings:
+    """Read a settings file. Relative local places in it are taken from the file's directory.
+
+    Raises:
+        SettingsError: it is absent or wrong; one line that names file and field.
+    """
+    file = Path(path).expanduser().absolute()
+
+    class Loaded(LifecycleSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return env_settings, TomlConfigSettingsSource(settings_cls, file)
+
+    _require_readable(file)
+    try:
+        settings = Loaded()
+    except ValidationError as error:
+        raise wrong_setting(file.name, error, LifecycleSettings, env_prefix=ENV_PREFIX) from None
+    except (ValueError, OSError) as error:
+        raise unreadable_toml(file.name, error) from None
+    if not settings.runs:
+        raise SettingsError(f"{file.name}: runs: missing; name at least one run in a table [[runs]]")
+    settings = settings.model_copy(update={"runs": tuple(_runs(settings, file))})
+    settings._file = file
+    _check_places(settings)
+    return settings
+
+
+def _require_readable(file: Path) -> None:
+    if not file.is_file():
+        raise SettingsError(
+            f"{file.name}: no such settings file in {file.parent}; write one with three lines: "
+            '[[runs]], name = "my-run", source = "gs://bucket/run" and publish = "gs://bucket/published"'
+            if not file.exists()
+            else f"{file.name}: is not a file"
+        )
+    if not os.access(file, os.R_OK):
+        raise SettingsError(f"{file.name}: no permission to read it")
+
+
+def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
+    """The runs with every place made absolute and the top level's publish root filled in."""
+    for number, run in enumerate(settings.runs):
+        at = f"{file.name}: runs[{number}]"
+        publish = run.publish or settings.publish
+        if not publish:
+            raise SettingsError(f"{at}.publish: missing; say where to publish, here or at the top level")
+        places = {"source": run.source, "publish": publish}
+        if run.expectation not in ("previous", "none"):
+            places["expectation"] = run.expectation
+        resolved = {}
+        for field, place in places.items():
+            try:
+                resolved[field] = _placed(place, file.parent)
+            except UsageError as error:
+                raise SettingsError(f"{at}.{field}: {error}") from None
+        yield run.model_copy(update=resolved)
+
+
+def _placed(place: str, folder: Path) -> str:
+    if "://" in place or Path(place).expanduser().is_absolute():
+        return normalise_url(place)
+    return normalise_url(str(folder / place))
+
+
+def _check_places(settings: LifecycleSettings) -> None:
+    """Refuse what would write into a training bucket or mix two runs."""
+    at = settings.file.name
+    names = [run.name for run in settings.runs]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise SettingsError(f"{at}: runs[{number}].name: {name!r} is the name of two runs")
+    for number, publishing in enumerate(settings.runs):
+        for run in settings.runs:
+            if _overlap(publishing.publish, run.source):
+                raise SettingsError(
+                    f"{at}: runs[{number}].publish: {publishing.publish} and the source {run.source} of run "
+                    f"{run.name!r} lie one inside the other; sources are only read, so publish elsewhere"
+                )
+
+
+def _overlap(a: str, b: str) -> bool:
+    one, other = _comparable(a) + "/", _comparable(b) + "/"
+    return one.startswith(other) or other.startswith(one)
+
+
+def _comparable(url: str) -> str:
+    """One spelling a place: protocol aliases folded, symbolic links followed."""
+    protocol, mark, rest = url.partition("://")
+    if not mark:
+        return str(Path(url).resolve()).rstrip("/")
+    return f"{_SAME_PLACE.get(protocol, protocol)}://{rest}"

@@ -1,0 +1,36 @@
+"""The Prefect flow `watch`: one pass over all runs. `watch_once` starts it only where something is due."""
+
+from __future__ import annotations
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from flows.passes import PassReport, run_pass, watch_once
+from flows.process import process_in_flow
+from flows.settings import DEFAULT_FILE, RunSettings, load_settings
+from flows.workshop import StepReport
+from tasks.prefect_tasks import emit
+
+__all__ = ["watch", "watch_once"]
+
+
+@flow(name="watch", persist_result=False)
+def watch(config: str = DEFAULT_FILE) -> PassReport:
+    """Look at every run once and process what is due, a flow run of `process-checkpoint` a step.
+
+    Args:
+        config: path of the settings file.
+    """
+    settings = load_settings(config)
+
+    def process(run: RunSettings, step: str) -> StepReport:
+        return process_in_flow(settings, run.name, step)
+
+    report = run_pass(settings, process, emit=emit)
+    logger = get_run_logger()
+    for run in report.runs:
+        if run.error:
+            logger.error("run %s: %s", run.run, run.error)
+        if run.unknown:
+            logger.warning("run %s: not steps, left alone: %s", run.run, ", ".join(run.unknown[:20]))
+    return report

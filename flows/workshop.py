@@ -1,0 +1,79 @@
+"""What processing a step takes (`Workshop`) and what it gives (`StepReport`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, ParamSpec, Protocol, TypeVar
+
+from dcp.findings import Report
+from flows.settings import LifecycleSettings, RunSettings
+from tasks.alert import AlertReport, Emit
+from tasks.ledger import Ledger, Stage
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Outcome = Literal["published", "problem", "retry", "writing"]
+"""``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
+environment failed and a later pass tries again. ``writing``: it is too early to judge."""
+
+
+class StageOutcome(Report):
+    """What became of one stage in this call. ``seconds`` is 0 for one that was done before."""
+
+    stage: Stage
+    outcome: Literal["done", "skipped", "failed"]
+    seconds: float = 0.0
+
+
+class StepReport(Report):
+    """What became of a step in this call."""
+
+    run: str
+    step: str
+    number: int
+    url: str
+    fingerprint: str | None
+    outcome: Outcome
+    problem: str | None = None
+    message: str = ""
+    attempts: int = 0
+    """Failed attempts so far."""
+    stages: list[StageOutcome]
+    published: str | None = None
+    """URL of the published directory."""
+    alerts: list[AlertReport]
+    unreachable: bool = False
+    """Storage did not answer, so other steps of the run need not be tried now."""
+
+
+class Call(Protocol):
+    """Runs a stage."""
+
+    def __call__(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def call_directly(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The `Call` that only calls."""
+    return function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What processing steps of one run needs."""
+
+    settings: LifecycleSettings
+    run: RunSettings
+    ledger: Ledger
+    call: Call
+    emit: Emit | None
+
+    @classmethod
+    def of(
+        cls, settings: LifecycleSettings, run: str, *, call: Call = call_directly, emit: Emit | None = None
+    ) -> Workshop:
+        """Open the ledger of the run called ``run``; nothing is read."""
+        chosen = settings.run(run)
+        ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
+        return cls(settings, chosen, ledger, call, emit)

@@ -1,0 +1,311 @@
+"""The stage *alert*: people are told once of each problem of each step's bytes.
+
+Creating the record decides who tells: ``alerted`` for the first problem of a fingerprint,
+``alerted-<problem>`` for each other one. Record first, then send: whoever created the record delivers, and
+records the outcome as ``<record>.outcome-N``. A record without outcome after `resend_after` seconds means
+that its sender vanished; one more worker may claim ``<record>.try-N`` and send again, once. A delivery that
+failed is tried again on later passes, `MAX_DELIVERIES` times in all. Both are visible in the ledger, and
+neither stops the pipeline.
+
+An `Alert` is what people read: what, where, since when, and what to type next. Delivery goes to a Prefect
+event (through the `Emit` that the flow hands in) and to apprise URLs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from dcp.advice import advice_for
+from dcp.findings import Code, Report
+from tasks.ledger import Failure, Ledger, StepKey, timestamp
+
+TITLES: dict[str, str] = {
+    "incomplete": "was never committed",
+    "torn": "is torn",
+    "invalid": "is invalid",
+    "key-mismatch": "does not have the expected keys",
+    "validate": "could not be validated",
+    "test-load": "failed its test-load",
+    "export": "could not be exported",
+    "publish": "could not be published",
+    "recovered": "is published after all",
+}
+"""Every problem and how a title says it."""
+
+MAX_DELIVERIES = 5
+"""Attempts to deliver one alert, each on another pass."""
+RESEND_AFTER = 120.0
+"""Seconds after which an alert without outcome is taken over; sending takes far less."""
+
+EVENT_SINK = "prefect-event"
+
+_TRIES = 3
+_SINK_SECONDS = 20.0
+_CODES = frozenset(get_args(Code))
+
+Emit = Callable[["Alert"], None]
+"""Emits a Prefect event for an alert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One thing to tell. ``since`` and everything else is text, safe to print."""
+
+    run: str
+    step: str
+    fingerprint: str
+    problem: str
+    what: str
+    where: str
+    since: str
+    command: str
+    advice: str = ""
+
+    @property
+    def event(self) -> str:
+        """Name of the Prefect event."""
+        return f"checkpoint.{self.problem}"
+
+    @property
+    def resource(self) -> str:
+        """Prefect's resource id of the step."""
+        return f"checkpoint.{self.run}.{self.step}"
+
+    @property
+    def title(self) -> str:
+        return f"[{self.run}] {self.step} {TITLES.get(self.problem, self.problem)}"
+
+    @property
+    def body(self) -> str:
+        lines = [
+            f"What: {self.what}",
+            f"Where: {self.where}",
+            f"Since: {self.since}",
+            f"Next: {self.command}",
+        ]
+        return "\n".join([*lines, self.advice] if self.advice else lines)
+
+
+class Delivery(Report):
+    """What one sink made of an alert. ``sink`` is the URL without secrets, or ``prefect-event``."""
+
+    sink: str
+    ok: bool
+    attempts: int
+    error: str | None = None
+
+
+class AlertReport(Report):
+    """What was done about one problem. ``first`` is False where it had been told before."""
+
+    problem: str
+    record: str
+    first: bool
+    ok: bool
+    deliveries: list[Delivery]
+
+
+def alert_for_failure(
+    ledger: Ledger, key: StepKey, failure: Failure, *, url: str, since: float | None, config: str = ""
+) -> Alert:
+    """The alert that a failed stage makes.
+
+    Args:
+        ledger: of the run.
+        key: the bytes concerned.
+        failure: why.
+        url: the step in the source.
+        since: last change of the step, seconds since the epoch.
+        config: path of the settings file, for the command to type.
+    """
+    command = f"ckpt validate {url}"
+    if failure.problem == "test-load":
+        command = f"ckpt test-load {url}"
+    elif not failure.final:
+        command = f"ckpt run {url} --config {config}" if config else f"ckpt run {url}"
+    code = next((code for code in failure.codes if code in _CODES), None)
+    return Alert(
+        run=ledger.run,
+        step=key.step,
+        fingerprint=key.fingerprint,
+        problem=failure.problem,
+        what=plain(failure.message),
+        where=url,
+        since=timestamp(since if since is not None else ledger.clock()),
+        command=command,
+        advice=advice_for(code, url) if code else "",  # type: ignore[arg-type]  # it is one of Code
+    )
+
+
+def plain(text: str, limit: int = 1000) -> str:
+    """Text from a bucket made harmless: one line, printable, bounded."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def raise_alert(
+    ledger: Ledger, key: StepKey, alert: Alert, *, sinks: Sequence[str], emit: Emit | None
+) -> AlertReport:
+    """Tell people, unless this problem of these bytes has been told before.
+
+    Args:
+        ledger: of the run.
+        key: the bytes concerned.
+        alert: what to tell.
+        sinks: apprise URLs.
+        emit: emits the Prefect event.
+
+    Raises:
+        StorageError: the ledger failed. A sink that fails raises nothing.
+    """
+    facts = {**asdict(alert), "title": alert.title}
+    record = "alerted"
+    first = ledger.create(key, record, facts)
+    if not first and ledger.read(key, record).facts.get("problem") != alert.problem:
+        record = f"alerted-{alert.problem}"
+        first = ledger.create(key, record, facts)
+    if not first:
+        return AlertReport(problem=alert.problem, record=record, first=False, ok=True, deliveries=[])
+    return _deliver(ledger, key, record, 1, alert, sinks, emit)
+
+
+def told(stages: Mapping[str, Mapping[str, Any]] | frozenset[str], first: str | None, problem: str) -> bool:
+    """Whether ``problem`` has been told, from the names of records and the problem of ``alerted``."""
+    return ("alerted" in stages and first == problem) or f"alerted-{problem}" in stages
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A delivery that is due: attempt ``number`` of the alert recorded as ``record``."""
+
+    record: str
+    number: int
+
+
+def pending_deliveries(
+    stages: frozenset[str], facts: Callable[[str], Mapping[str, Any]], now: float, resend_after: float
+) -> list[Pending]:
+    """Deliveries that some worker should attempt now.
+
+    Args:
+        stages: names of a key's records.
+        facts: gives ``when`` of an alert and of a try, and ``ok`` of an outcome.
+        now: seconds since the epoch.
+        resend_after: see `RESEND_AFTER`.
+    """
+    due = []
+    for record in sorted(s for s in stages if s.startswith("alerted") and "." not in s):
+        number, vanished = 1, 0
+        while f"{record}.try-{number + 1}" in stages:
+            vanished += f"{record}.outcome-{number}" not in stages
+            number += 1
+        if f"{record}.outcome-{number}" in stages:
+            if facts(f"{record}.outcome-{number}").get("ok") or number >= MAX_DELIVERIES:
+                continue
+        else:
+            claimed = facts(record if number == 1 else f"{record}.try-{number}").get("when", now)
+            # A second sender that vanished is not replaced: better a visible gap than a flood.
+            if vanished or now - claimed < resend_after:
+                continue
+        due.append(Pending(record, number + 1))
+    return due
+
+
+def redeliver(
+    ledger: Ledger, key: StepKey, pending: Pending, *, sinks: Sequence[str], emit: Emit | None
+) -> AlertReport | None:
+    """Attempt a due delivery; None if another worker has claimed it."""
+    if not ledger.create(key, f"{pending.record}.try-{pending.number}"):
+        return None
+    facts = dict(ledger.read(key, pending.record).facts)
+    facts.pop("title", None)
+    return _deliver(ledger, key, pending.record, pending.number, Alert(**facts), sinks, emit)
+
+
+def _deliver(
+    ledger: Ledger,
+    key: StepKey,
+    record: str,
+    number: int,
+    alert: Alert,
+    sinks: Sequence[str],
+    emit: Emit | None,
+) -> AlertReport:
+    done = _delivered_before(ledger, key, record, number)
+    deliveries = []
+    if emit is not None and EVENT_SINK not in done:
+        deliveries.append(_emitted(alert, emit))
+    deliveries += [_sent(alert, sink) for sink in sinks if _redacted(sink) not in done]
+    ok = all(delivery.ok for delivery in deliveries)
+    ledger.create(
+        key,
+        f"{record}.outcome-{number}",
+        {"ok": ok, "problem": alert.problem, "deliveries": [d.model_dump(mode="json") for d in deliveries]},
+    )
+    return AlertReport(problem=alert.problem, record=record, first=True, ok=ok, deliveries=deliveries)
+
+
+def _delivered_before(ledger: Ledger, key: StepKey, record: str, number: int) -> set[str]:
+    """Sinks that an earlier attempt reached."""
+    done: set[str] = set()
+    known = ledger.stages(key) if number > 1 else frozenset()
+    for earlier in range(1, number):
+        if f"{record}.outcome-{earlier}" in known:
+            facts = ledger.read(key, f"{record}.outcome-{earlier}").facts
+            done |= {d["sink"] for d in facts.get("deliveries", ()) if d.get("ok")}
+    return done
+
+
+def _emitted(alert: Alert, emit: Emit) -> Delivery:
+    try:
+        emit(alert)
+    # Whatever the event client raises, the alert goes on to the other sinks.
+    except Exception as error:
+        return Delivery(sink=EVENT_SINK, ok=False, attempts=1, error=f"{type(error).__name__}: {error}"[:300])
+    return Delivery(sink=EVENT_SINK, ok=True, attempts=1)
+
+
+def _sent(alert: Alert, url: str) -> Delivery:
+    """Send to one apprise URL, at most `_TRIES` times within `_SINK_SECONDS`."""
+    import apprise
+
+    sink = _redacted(url)
+    service = apprise.Apprise()
+    if not service.add(url):
+        return Delivery(sink=sink, ok=False, attempts=0, error="apprise does not understand this URL")
+    started = time.monotonic()
+    error = ""
+    for attempt in range(1, _TRIES + 1):
+        try:
+            with apprise.LogCapture(level=apprise.logging.WARNING) as log:
+                if service.notify(
+                    body=alert.body,
+                    title=alert.title,
+                    notify_type=apprise.NotifyType.WARNING,
+                    body_format=apprise.NotifyFormat.TEXT,
+                ):
+                    return Delivery(sink=sink, ok=True, attempts=attempt)
+                error = log.getvalue()
+        # Plugins call into libraries of any kind; a broken one must not stop the pipeline.
+        except Exception as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        if attempt == _TRIES or time.monotonic() - started > _SINK_SECONDS:
+            break
+        time.sleep(0.5 * attempt)
+    return Delivery(sink=sink, ok=False, attempts=attempt, error=plain(error, 300) or "not accepted")
+
+
+def _redacted(url: str) -> str:
+    """A name for a sink that tells it from others and gives nothing secret away."""
+    import apprise
+
+    service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+    shown = service.url(privacy=True) if service else f"{url.partition('://')[0][:20]}://"
+    scheme, _, rest = str(shown).partition("://")
+    host = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
+    return f"{scheme}://{host}#{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -1,0 +1,210 @@
+"""Which steps a run has, and how far each has been written, from one listing of its source.
+
+A step is a direct sub-prefix whose whole name matches one of the run's patterns; its number gives the
+order. `discover` only lists; the training bucket is never written. A `FoundStep` carries the `Survey` of
+its objects, so that nothing needs to be listed twice to decide what is due.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dcp.checkpoint import Kind, Survey, is_data_file
+from dcp.index import METADATA
+from dcp.storage import ObjectInfo, Store, is_safe_name
+
+DEFAULT_PATTERNS = (
+    r"(?:global_?)?steps?[_-]?(?P<step>\d+)",
+    r"iter(?:ation)?[_-]?(?P<step>\d+)",
+    r"(?:checkpoint|ckpt)[_-](?P<step>\d+)",
+    r"epoch=\d+-step=(?P<step>\d+)(?:\.ckpt)?",
+    r"ep\d+-ba(?P<step>\d+)",
+)
+"""``step_12000``, ``step-100``, ``global_step10``, ``iter_0000100``, ``checkpoint-500``,
+``epoch=3-step=100.ckpt``, ``ep1-ba200``."""
+
+MAX_DIGITS = 18
+CLOCK_TOLERANCE = 60.0
+"""Seconds by which a store's clock may run ahead of ours before its times are not believed."""
+
+Progress = Literal["committed", "writing", "incomplete", "not-dcp"]
+"""``committed`` steps are worth validating; ``not-dcp`` is something else that has come to rest."""
+
+FirstSeen = Callable[[str, str], float | None]
+"""When a listing (step name, listing identity) was first recorded, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """One step as the source shows it."""
+
+    name: str
+    number: int
+    survey: Survey
+    progress: Progress
+    quiet: float | None
+    """Seconds since the last change; None where the objects' times do not tell."""
+    missing: tuple[str, ...] = ()
+    """Names of index objects that the step still lacks."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all objects."""
+        return sum(info.size for info in self.survey.objects.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What a source holds: steps in the order of their numbers, and other directories."""
+
+    steps: tuple[FoundStep, ...]
+    unknown: tuple[str, ...]
+
+
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A pattern for step directories.
+
+    Raises:
+        ValueError: it is no regular expression, or has no group for the number.
+    """
+    try:
+        pattern = re.compile(text, re.ASCII)
+    except re.error as error:
+        raise ValueError(f"is no regular expression ({error})") from None
+    if "step" not in pattern.groupindex and pattern.groups != 1:
+        raise ValueError(r"needs a group for the number, e.g. step_(\d+) or step_(?P<step>\d+)")
+    return pattern
+
+
+def step_number(name: str, patterns: Iterable[re.Pattern[str]]) -> int | None:
+    """The number of the step called ``name``; None if it is no step's name."""
+    if name.startswith(".") or not is_safe_name(name):
+        return None
+    for pattern in patterns:
+        match = pattern.fullmatch(name)
+        if match:
+            digits = match["step"] if "step" in pattern.groupindex else match[1]
+            if digits and digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS:
+                return int(digits)
+    return None
+
+
+def discover(
+    store: Store,
+    *,
+    patterns: Sequence[str] = DEFAULT_PATTERNS,
+    parts: Sequence[str] = (),
+    grace_seconds: float,
+    now: float,
+    first_seen: FirstSeen | None = None,
+) -> Discovery:
+    """List a source and judge how far each step is.
+
+    Args:
+        store: the source.
+        patterns: as `compile_pattern` takes them.
+        parts: checkpoints that every step must have.
+        grace_seconds: how long nothing may have changed before a step without index counts as incomplete.
+        now: seconds since the epoch.
+        first_seen: asked where the objects' own times cannot tell how long nothing has changed.
+
+    Raises:
+        NotFoundError: there is nothing at the source.
+        StorageError: it cannot be listed.
+    """
+    compiled = [compile_pattern(pattern) for pattern in patterns]
+    steps: list[FoundStep] = []
+    unknown: list[str] = []
+    for name, objects in _directories(store).items():
+        number = step_number(name, compiled)
+        if number is None:
+            unknown.append(name)
+            continue
+        steps.append(
+            judge(
+                name,
+                number,
+                Survey(store.child(name), objects),
+                parts=parts,
+                grace_seconds=grace_seconds,
+                now=now,
+                first_seen=first_seen,
+            )
+        )
+    steps.sort(key=lambda step: (step.number, step.name))
+    return Discovery(tuple(steps), tuple(sorted(unknown)))
+
+
+def _directories(store: Store) -> dict[str, dict[str, ObjectInfo]]:
+    found: dict[str, dict[str, ObjectInfo]] = {}
+    for info in store.objects():
+        top, mark, rest = info.name.partition("/")
+        if mark:
+            found.setdefault(top, {})[rest] = ObjectInfo(rest, info.size, info.modified, info.identity)
+    if "://" not in store.url:
+        # Only a disk has directories that hold nothing yet.
+        for name in store.directories():
+            found.setdefault(name, {})
+    return found
+
+
+def judge(
+    name: str,
+    number: int,
+    survey: Survey,
+    *,
+    parts: Sequence[str],
+    grace_seconds: float,
+    now: float,
+    first_seen: FirstSeen | None = None,
+) -> FoundStep:
+    """How far one step is, from its listing; arguments as `discover` takes them."""
+    missing = _missing(survey, parts)
+    quiet = _quiet(survey, now)
+    # A rank-local save has no last file: only rest tells that every rank has written its own.
+    if not missing and survey.kind is not Kind.RANK_LOCAL:
+        return FoundStep(name, number, survey, "committed", quiet)
+    if quiet is None:
+        seen = first_seen(name, survey.listing_identity) if first_seen else None
+        quiet_for = None if seen is None else now - seen
+    else:
+        quiet_for = quiet
+    progress: Progress
+    if quiet_for is None or quiet_for < grace_seconds:
+        progress = "writing"
+    elif not missing:
+        progress = "committed"
+    else:
+        progress = "not-dcp" if survey.kind is Kind.FOREIGN and not parts else "incomplete"
+    return FoundStep(name, number, survey, progress, quiet, missing)
+
+
+def _missing(survey: Survey, parts: Sequence[str]) -> tuple[str, ...]:
+    if parts:
+        return tuple(f"{part}/{METADATA}" for part in parts if part not in survey.parts)
+    if survey.kind in (Kind.COMMITTED, Kind.RANK_LOCAL):
+        return ()
+    if survey.kind is Kind.PARTS:
+        begun = {name.partition("/")[0] for name in survey.objects if is_data_file(name.partition("/")[2])}
+        return tuple(f"{part}/{METADATA}" for part in sorted(begun - set(survey.parts)))
+    return (METADATA,)
+
+
+def _quiet(survey: Survey, now: float) -> float | None:
+    """Seconds since the last change; None if unknown, or if the writer's clock runs far ahead of ours."""
+    changed = survey.last_change
+    return None if changed is None or changed > now + CLOCK_TOLERANCE else max(0.0, now - changed)
+
+
+def describe(step: FoundStep) -> dict[str, Any]:
+    """Facts of a step for a ``seen`` record."""
+    return {
+        "listing": step.survey.listing_identity,
+        "number": step.number,
+        "files": len(step.survey.objects),
+        "bytes": step.bytes,
+        "changed": step.survey.last_change,
+    }

@@ -1,0 +1,159 @@
+"""The stage *export*: a step's artifacts, streamed straight to where they will be published.
+
+`export_step` runs `dcp.export` once for every configured artifact and checkpoint of the step. Files are
+written below the published directory under their final names. Nobody may use them before the manifest
+exists, each appears whole or not at all, and the same bytes exported again give the same files, so a second
+worker or a second attempt replaces a file by its equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dcp.errors import NotFoundError, NotLoadableError, UsageError
+from dcp.findings import Report, errors_of
+from dcp.storage import Store, join_url
+from tasks.manifest import Artifact, PublishedFile, PublishedTensor
+from tasks.outcomes import boundary
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    """One artifact to make; the fields are the arguments of `dcp.export`."""
+
+    format: Literal["torch"] = "torch"
+    name: str = "checkpoint.pt"
+    part: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    strip_prefix: str | None = None
+    memory_budget: int = 512 << 20
+    allow_pickle: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """What `dcp.export` is called with, apart from places."""
+        return {
+            "format": self.format,
+            "include": self.include,
+            "exclude": self.exclude,
+            "rename": self.rename,
+            "strip_prefix": self.strip_prefix,
+            "memory_budget": self.memory_budget,
+            "allow_pickle": self.allow_pickle,
+        }
+
+
+class StepExport(Report):
+    """All artifacts of a step."""
+
+    artifacts: list[Artifact]
+
+
+@boundary
+def export_step(
+    url: str,
+    destination: str,
+    *,
+    parts: Sequence[str],
+    requests: Sequence[ExportRequest],
+    options: Mapping[str, Any],
+    publish_options: Mapping[str, Any],
+    progress: Progress | None = None,
+) -> StepExport:
+    """Export a step.
+
+    Args:
+        url: the step's directory.
+        destination: the published directory.
+        parts: the checkpoints below ``url``; empty if it is one itself.
+        requests: artifacts to make.
+        options: fsspec options of the source.
+        publish_options: fsspec options of the destination.
+        progress: told about bytes.
+
+    Raises:
+        UsageError: a request names a part that the step does not have, or cannot be met.
+        CheckpointError: the step cannot be exported.
+        EnvironmentFault: storage, memory or disk failed; nothing half-written is visible.
+    """
+    from dcp.export.run import export
+
+    artifacts: list[Artifact] = []
+    for request in requests:
+        for part in _parts_of(request, parts):
+            name = f"{part}/{request.name}" if part else request.name
+            report = export(
+                join_url(url, part) if part else url,
+                join_url(destination, name),
+                progress=progress,
+                dest_options=dict(publish_options),
+                **request.arguments(),
+                **options,
+            )
+            if not report.ok:
+                errors = list(errors_of(report.findings))
+                raise NotLoadableError(f"{url} cannot be exported as {name}", errors)
+            artifacts.append(_artifact(name, part, request, report))
+    return StepExport(artifacts=artifacts)
+
+
+def _parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
+    if not parts:
+        if request.part:
+            raise UsageError(
+                f"the export {request.name} wants the part {request.part}; the step has no parts"
+            )
+        return ("",)
+    if request.part is None:
+        return parts
+    if request.part not in parts:
+        raise UsageError(
+            f"the export {request.name} wants the part {request.part}; the step has {', '.join(parts)}"
+        )
+    return (request.part,)
+
+
+def _artifact(name: str, part: str, request: ExportRequest, report: Any) -> Artifact:
+    folder = name.rpartition("/")[0]
+    return Artifact(
+        name=name,
+        part=part,
+        format=request.format,
+        options={k: v for k, v in request.arguments().items() if v not in ((), None, False)},
+        files=[
+            PublishedFile(
+                name=f"{folder}/{file.name}" if folder else file.name,
+                size=file.size,
+                sha256=file.sha256,
+                crc32c=file.crc32c,
+            )
+            for file in report.files
+        ],
+        tensors={
+            key: PublishedTensor(shape=list(tensor.shape), dtype=tensor.dtype, digest=tensor.digest)
+            for key, tensor in report.tensors.items()
+        },
+        bytes_read=report.bytes_read,
+        bytes_written=report.bytes_written,
+        seconds=report.seconds,
+        peak_memory=report.peak_memory,
+        findings=list(report.findings),
+    )
+
+
+def artifacts_stand(store: Store, artifacts: Sequence[Artifact]) -> bool:
+    """Whether every file of ``artifacts`` is in the published directory with its size."""
+    wanted = {file.name: file.size for artifact in artifacts for file in artifact.files}
+    if not wanted:
+        return True
+    try:
+        sizes = {info.name: info.size for info in store.objects()}
+    except NotFoundError:
+        return False
+    return all(sizes.get(name) == size for name, size in wanted.items())

@@ -1,0 +1,123 @@
+"""The published layout: which files a step was published as, and what proves that they are whole.
+
+Below ``<publish root>/<run>/<step>/<fingerprint8>/`` stand the artifact's files and, created last and only
+if absent, ``manifest.json``. A directory without it is not published, whatever else it holds. File names in
+a `Manifest` are relative to its directory.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dcp.errors import CheckpointError, NotFoundError
+from dcp.findings import Finding
+from dcp.storage import Store
+from tasks.ledger import StepKey
+
+MANIFEST = "manifest.json"
+MANIFEST_LIMIT = 1 << 30
+"""Largest manifest read, in bytes; a tensor takes about 150."""
+
+_TOOLS = ("ckpt-lifecycle", "torch", "safetensors", "numpy", "prefect", "fsspec", "gcsfs", "s3fs")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class PublishedFile(_Part):
+    """One file. ``size`` in bytes, digests in lower-case hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+    crc32c: str
+
+
+class PublishedTensor(_Part):
+    """One tensor of an artifact. ``digest`` is of its content in C order, however it was chunked."""
+
+    shape: list[int]
+    dtype: str
+    digest: str
+
+
+class Artifact(_Part):
+    """One export: its files, its tensors, how it was made and what it cost."""
+
+    name: str
+    """File or directory, relative to the published directory."""
+    part: str = ""
+    """Checkpoint within the step, empty if it is the step."""
+    format: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    files: list[PublishedFile]
+    tensors: dict[str, PublishedTensor] = Field(default_factory=dict)
+    bytes_read: int = 0
+    bytes_written: int = 0
+    seconds: float = 0.0
+    peak_memory: int = 0
+    findings: list[Finding] = Field(default_factory=list)
+
+
+class Manifest(_Part):
+    """Content of ``manifest.json``. ``created`` is UTC in ISO 8601; ``timings`` are seconds a stage."""
+
+    schema_version: Literal[1] = 1
+    run: str
+    step: str
+    number: int
+    source: str
+    fingerprint: str
+    created: str
+    who: str
+    files: list[PublishedFile]
+    """Every file of the directory but the manifest."""
+    artifacts: list[Artifact]
+    versions: dict[str, str]
+    timings: dict[str, float]
+    warnings: list[Finding]
+
+
+def published_directory(key: StepKey) -> str:
+    """Where bytes are published, relative to the run's directory."""
+    return f"{key.step}/{key.short}"
+
+
+def read_manifest(store: Store) -> Manifest | None:
+    """The manifest of a published directory; None if it has none.
+
+    Raises:
+        CheckpointError: there is one that cannot be understood.
+        StorageError: it cannot be read.
+    """
+    try:
+        data = store.read(MANIFEST, MANIFEST_LIMIT)
+    except NotFoundError:
+        return None
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "document"
+        raise CheckpointError(
+            f"{store.url}/{MANIFEST} is no manifest: {field}: {first['msg']}",
+            code="metadata.unreadable",
+            file=MANIFEST,
+        ) from None
+
+
+def tool_versions() -> Mapping[str, str]:
+    """Versions of what made the artifact, without importing any of it."""
+    found = {"python": platform.python_version()}
+    for name in _TOOLS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,87 @@
+"""The stages as Prefect tasks: the same functions, with retries where storage may answer the next time.
+
+`call_as_task` is the `Call` of the flows. Arguments are URLs and small values, nothing is cached or
+persisted, since the ledger is what remembers. `emit` turns an `Alert` into a Prefect event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.events import emit_event
+
+from dcp.errors import UnreachableError
+from tasks.alert import Alert
+from tasks.export import export_step
+from tasks.load_check import load_check_step
+from tasks.publish import publish_step
+from tasks.validate import validate_step
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 2
+RETRY_SECONDS = (1.0, 10.0)
+
+
+def storage_may_answer(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    """Retry only where storage did not answer: any other failure would be the same again."""
+    try:
+        state.result()
+    except UnreachableError:
+        return True
+    # A verdict, a bug or a cancellation: none of them passes by waiting.
+    except BaseException:
+        return False
+    return False
+
+
+def _task(function: Callable[P, R], name: str) -> Task[P, R]:
+    return Task(
+        function,
+        name=name,
+        retries=RETRIES,
+        retry_delay_seconds=list(RETRY_SECONDS),
+        retry_condition_fn=storage_may_answer,
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+
+
+validate_task = _task(validate_step, "validate")
+load_check_task = _task(load_check_step, "test-load")
+export_task = _task(export_step, "export")
+publish_task = _task(publish_step, "publish")
+
+_TASKS: dict[Callable[..., Any], Task[..., Any]] = {
+    one.fn: one for one in (validate_task, load_check_task, export_task, publish_task)
+}
+
+
+def call_as_task(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a stage as the Prefect task that it is. Must be called from within a flow."""
+    return cast(Task[P, R], _TASKS[function])(*args, **kwargs)
+
+
+def emit(alert: Alert) -> None:
+    """Emit ``checkpoint.<problem>`` about the resource ``checkpoint.<run>.<step>``."""
+    emit_event(
+        event=alert.event,
+        resource={
+            "prefect.resource.id": alert.resource,
+            "prefect.resource.name": f"{alert.run} {alert.step}",
+        },
+        payload={
+            "title": alert.title,
+            "what": alert.what,
+            "where": alert.where,
+            "since": alert.since,
+            "command": alert.command,
+            "advice": alert.advice,
+            "fingerprint": alert.fingerprint,
+        },
+    )

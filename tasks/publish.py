@@ -1,0 +1,165 @@
+"""The stage *publish*: one conditional creation that turns files into a published step.
+
+`publish_step` looks once more at the source, since a step that was saved over meanwhile must not be
+published, and creates the manifest only if absent. Of two publishers one creates it; the other finds it,
+compares its own files with it, and has nothing left to do. Then the ``latest`` alias moves forward.
+
+Both write the same file names, because the same step exported by the same versions and settings gives
+the same bytes; where it does not, the one that came second says so (`EnvironmentFault`) instead of keeping
+silent. Files of a step that turns out not to be publishable stay where they are, unpublished: a publisher
+that deleted them could meet another that is just creating the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dcp.checkpoint import survey
+from dcp.errors import ChangedError, EnvironmentFault, NotFoundError
+from dcp.findings import Finding, Report
+from dcp.storage import Store, join_url, open_store
+from tasks.aliases import AliasRecord, advance, aliases, current_alias, set_alias
+from tasks.export import artifacts_stand
+from tasks.ledger import StepKey, create_once, timestamp
+from tasks.manifest import MANIFEST, Artifact, Manifest, published_directory, read_manifest, tool_versions
+from tasks.outcomes import boundary
+from tasks.verify import VerifyReport, verify
+
+__all__ = [
+    "AliasRecord",
+    "PublishReport",
+    "VerifyReport",
+    "aliases",
+    "current_alias",
+    "publish_step",
+    "require_unchanged",
+    "set_alias",
+    "verify",
+]
+
+
+class PublishReport(Report):
+    """Where a step was published. ``first`` is False if somebody else had published it before."""
+
+    url: str
+    manifest: str
+    fingerprint: str
+    files: int
+    bytes: int
+    first: bool
+    alias: str
+    """Manifest that ``latest`` leads to now, relative to the run's directory."""
+
+
+@boundary
+def publish_step(
+    url: str,
+    publish_root: str,
+    *,
+    run: str,
+    number: int,
+    key: StepKey,
+    listing: str,
+    artifacts: Sequence[Artifact],
+    warnings: Sequence[Finding] = (),
+    timings: Mapping[str, float] | None = None,
+    options: Mapping[str, Any],
+    publish_options: Mapping[str, Any],
+) -> PublishReport:
+    """Publish what was exported.
+
+    Args:
+        url: the step's directory in the source.
+        publish_root: as in the settings.
+        run: the run's name.
+        number: the step's number.
+        key: the step's name and the fingerprint of the bytes that were exported.
+        listing: the listing identity that goes with the fingerprint.
+        artifacts: what `export_step` wrote below `published_directory`.
+        warnings: findings to tell consumers.
+        timings: seconds a stage.
+        options: fsspec options of the source.
+        publish_options: fsspec options of the publish root.
+
+    Raises:
+        ChangedError: the source is not what was exported any more; nothing was published.
+        EnvironmentFault: storage failed, a file is not there, or another publisher wrote other bytes.
+    """
+    run_store = open_store(publish_root, **publish_options).child(run)
+    store = run_store.child(published_directory(key))
+    manifest = read_manifest(store)
+    first = False
+    if manifest is None:
+        if not artifacts_stand(store, artifacts):
+            raise EnvironmentFault(f"{store.url} does not hold the files that were exported to it")
+        require_unchanged(url, listing, options)
+        manifest = Manifest(
+            run=run,
+            step=key.step,
+            number=number,
+            source=url,
+            fingerprint=key.fingerprint,
+            created=timestamp(time.time()),
+            who=f"{socket.gethostname()}:{os.getpid()}",
+            files=sorted((file for a in artifacts for file in a.files), key=lambda file: file.name),
+            artifacts=list(artifacts),
+            versions=dict(tool_versions()),
+            timings=dict(timings or {}),
+            warnings=list(warnings),
+        )
+        first = create_once(store, MANIFEST, manifest.model_dump_json(indent=1).encode())
+        if not first:
+            manifest = _standing(store)
+    if not first:
+        _require_same(store, manifest, key, artifacts)
+    record = advance(run_store, manifest)
+    return PublishReport(
+        url=store.url,
+        manifest=join_url(store.url, MANIFEST),
+        fingerprint=key.fingerprint,
+        files=len(manifest.files),
+        bytes=sum(file.size for file in manifest.files),
+        first=first,
+        alias=record.manifest,
+    )
+
+
+def require_unchanged(url: str, listing: str, options: Mapping[str, Any]) -> None:
+    """Raise `ChangedError` if the step's listing is not ``listing`` any more, or the step is gone."""
+    try:
+        unchanged = survey(url, **options).listing_identity == listing
+    except NotFoundError:
+        raise ChangedError(f"{url} was removed while it was being processed", code="files.missing") from None
+    if not unchanged:
+        raise ChangedError(
+            f"{url} was written again while it was being processed", code="files.newer-than-metadata"
+        )
+
+
+def _standing(store: Store) -> Manifest:
+    manifest = read_manifest(store)
+    if manifest is None:
+        raise EnvironmentFault(
+            f"{store.url}/{MANIFEST} was there and is gone; somebody is deleting published steps"
+        )
+    return manifest
+
+
+def _require_same(store: Store, manifest: Manifest, key: StepKey, artifacts: Sequence[Artifact]) -> None:
+    """The manifest found must be of these bytes, and list the files that were exported here too."""
+    if manifest.fingerprint != key.fingerprint:
+        raise EnvironmentFault(
+            f"{store.url} is the published place of other bytes (fingerprint {manifest.fingerprint})"
+        )
+    listed = {file.name: file.sha256 for file in manifest.files}
+    for artifact in artifacts:
+        for file in artifact.files:
+            if file.name in listed and listed[file.name] != file.sha256:
+                raise EnvironmentFault(
+                    f"{store.url}/{file.name} was published with other content by {manifest.who}; "
+                    f"check what is there now: ckpt verify {store.url}"
+                )

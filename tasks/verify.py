@@ -1,0 +1,159 @@
+"""`verify`: is a published step still what its manifest says, byte for byte?
+
+Every file is streamed once through SHA-256 and CRC-32C in bounded memory. A manifest that names files
+outside its own directory is refused before anything is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from dcp.errors import CheckpointError, NotFoundError
+from dcp.findings import Report
+from dcp.storage import ByteRange, ObjectInfo, Store, fetch, is_safe_name, open_store
+from tasks.manifest import MANIFEST, Manifest, PublishedFile, read_manifest
+from tasks.outcomes import boundary
+
+BLOCK = 16 << 20
+"""Bytes of one read; four may be in flight."""
+
+FileProblem = Literal["missing", "extra", "size", "sha256", "crc32c", "unsafe-name", "unreadable"]
+
+
+class FileCheck(Report):
+    """One file: what the manifest says (``size`` in bytes) and what is wrong with it."""
+
+    name: str
+    size: int
+    problem: FileProblem | None = None
+    message: str = ""
+
+
+class VerifyReport(Report):
+    """The verdict on a published directory. ``published`` is False where there is no manifest."""
+
+    url: str
+    published: bool
+    ok: bool
+    run: str | None = None
+    step: str | None = None
+    fingerprint: str | None = None
+    files: list[FileCheck]
+    message: str
+    bytes: int = 0
+    """Bytes read and hashed."""
+    seconds: float = 0.0
+
+
+@boundary
+def verify(
+    published_url: str, *, progress: Callable[[int, int], None] | None = None, **options: Any
+) -> VerifyReport:
+    """Hash every file of a published directory and compare with its manifest.
+
+    Args:
+        published_url: the directory, or its ``manifest.json``.
+        progress: told bytes done and bytes in all.
+        options: passed to the filesystem.
+
+    Raises:
+        CheckpointError: the manifest itself cannot be understood.
+        StorageError: storage failed, which says nothing of the artifact.
+    """
+    started = time.perf_counter()
+    store = open_store(published_url.removesuffix(f"/{MANIFEST}"), **options)
+    objects = {info.name: info for info in store.objects()}
+    manifest = read_manifest(store)
+    if manifest is None:
+        return VerifyReport(
+            url=store.url,
+            published=False,
+            ok=False,
+            files=[],
+            message=f"not published: there is no {MANIFEST}",
+        )
+    checks = _compare(store, manifest, objects, progress)
+    wrong = [check for check in checks if check.problem]
+    hashed = sum(c.size for c in checks if c.problem in (None, "sha256", "crc32c"))
+    return VerifyReport(
+        url=store.url,
+        published=True,
+        ok=not wrong,
+        run=manifest.run,
+        step=manifest.step,
+        fingerprint=manifest.fingerprint,
+        files=checks,
+        message=f"{len(wrong)} of {len(checks)} files are wrong"
+        if wrong
+        else f"all {len(checks)} files are right",
+        bytes=hashed,
+        seconds=round(time.perf_counter() - started, 6),
+    )
+
+
+def _compare(
+    store: Store,
+    manifest: Manifest,
+    objects: dict[str, ObjectInfo],
+    progress: Callable[[int, int], None] | None,
+) -> list[FileCheck]:
+    listed = {file.name for file in manifest.files}
+    total = sum(file.size for file in manifest.files)
+    done = 0
+    checks = []
+    for file in manifest.files:
+
+        def report(count: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + count, total)
+
+        checks.append(_check(store, file, objects, report))
+        done += file.size
+    for name, info in objects.items():
+        if name not in listed and name != MANIFEST:
+            checks.append(
+                FileCheck(name=name, size=info.size, problem="extra", message="the manifest does not list it")
+            )
+    return checks
+
+
+def _check(
+    store: Store, file: PublishedFile, objects: dict[str, ObjectInfo], progress: Callable[[int], None]
+) -> FileCheck:
+    def wrong(problem: FileProblem, message: str) -> FileCheck:
+        return FileCheck(name=file.name, size=file.size, problem=problem, message=message)
+
+    if not is_safe_name(file.name) or file.name == MANIFEST:
+        return wrong("unsafe-name", "the name leads outside the published directory")
+    info = objects.get(file.name)
+    if info is None:
+        return wrong("missing", "the file is not there")
+    if info.size != file.size:
+        return wrong("size", f"{info.size} bytes, expected {file.size}")
+    try:
+        sha256, crc32c = _digests(store, file.name, file.size, progress)
+    except NotFoundError:
+        return wrong("missing", "the file was removed while it was being read")
+    except CheckpointError as error:
+        return wrong("unreadable", str(error))
+    if sha256 != file.sha256:
+        return wrong("sha256", f"SHA-256 is {sha256}, expected {file.sha256}")
+    if crc32c != file.crc32c:
+        return wrong("crc32c", f"CRC-32C is {crc32c}, expected {file.crc32c}")
+    return FileCheck(name=file.name, size=file.size)
+
+
+def _digests(store: Store, name: str, size: int, progress: Callable[[int], None]) -> tuple[str, str]:
+    import google_crc32c
+
+    sha256 = hashlib.sha256()
+    crc = google_crc32c.Checksum()
+    blocks = (ByteRange(name, start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+    for block, data in fetch(store, blocks, budget=4 * BLOCK):
+        sha256.update(data)
+        crc.update(data)
+        progress(block.end)
+    return sha256.hexdigest(), crc.digest().hex()

@@ -22,9 +22,9 @@ def inspect(
         str | None, typer.Option("--keys", metavar="GLOB", help="Show only keys that match, e.g. 'model.*'.")
     ] = None,
 ) -> int:
-    """Show what a checkpoint holds: keys, shapes, types, chunks, files, and who wrote it.
+    """Show the keys, shapes, chunks and files of a checkpoint.
 
-    Reads only the index. Judges nothing: for that there is ckpt validate.
+    Reads only the index, and judges nothing: for that there is ckpt validate.
 
     \b
     Examples:
@@ -56,9 +56,9 @@ def validate(
         typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning."),
     ] = False,
 ) -> int:
-    """Find out whether a checkpoint can be resumed, or where it is damaged.
+    """Find out whether a checkpoint can be resumed.
 
-    Exit code 0: committed and without an error finding (warnings allowed). 1: anything else, also a step that
+    If it cannot, every damage is named with its place. Exit code 0: committed and without an error finding (warnings allowed). 1: anything else, also a step that
     is still being written, because nothing can be resumed from it yet. 3: storage failed, which says nothing
     of the checkpoint.
 
@@ -76,7 +76,7 @@ def validate(
 
 
 @command("test-load")
-def test_load(
+def load_as_others(
     out: Output,
     url: CheckpointUrl,
     layout: Annotated[
@@ -89,28 +89,90 @@ def test_load(
     ] = None,
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
 ) -> int:
-    """Load a checkpoint as other numbers of ranks would, all simulated in this process.
+    """Load a checkpoint as other numbers of ranks would.
 
-    Goes through torch's own load planning for every rank. Nothing may remain of what stood in the targets
+    All ranks are simulated in this process, each through torch's own load planning. Nothing may remain of what stood in the targets
     before, and every tensor must equal what the index's chunks hold.
 
     \b
     Example:
       ckpt test-load gs://bucket/run/step_12000 --layout fsdp=8 --layout fsdp=4,tp=2
     """
-    from dcp.load import test_load as load
+    from dcp.load import test_load
     from flows.cli.views import show_test_load
 
-    with out.waiting(f"loading {url}"):
-        report = load(url, layouts=tuple(layout or DEFAULT_LAYOUTS), memory_budget=memory_budget)
+    with out.progress("test-load") as progress:
+        report = test_load(
+            url,
+            layouts=tuple(layout or DEFAULT_LAYOUTS),
+            memory_budget=memory_budget,
+            progress=progress,
+        )
     findings = [found for result in report.layouts for found in result.findings]
     out.report(report, lambda: show_test_load(out, report), errors=findings)
     return FINE if report.ok else FAULTY
 
 
+@command("export")
+def export(
+    out: Output,
+    url: CheckpointUrl,
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file to write: a path or URL.")],
+    include: Annotated[
+        list[str] | None, typer.Option("--include", metavar="GLOB", help="Take only keys that match.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Leave keys that match out.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option("--rename", metavar="'REGEX=>TEXT'", help="Rename keys; may be repeated, in order."),
+    ] = None,
+    strip_prefix: Annotated[
+        str | None, typer.Option("--strip-prefix", metavar="P", help="Take P off the front of every key.")
+    ] = None,
+    memory_budget: MemoryBudget = "512MiB",  # type: ignore[assignment]  # typer parses the default too
+    allow_pickle: Annotated[
+        bool,
+        typer.Option("--allow-pickle", help="Keep objects that torch.load refuses by default."),
+    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and write nothing.")] = False,
+) -> int:
+    """Convert a checkpoint to one torch.save file.
+
+    It is streamed in bounded memory, so the model may be larger than the machine. DEST appears only when it is whole. A checkpoint with gaps or damage in what is exported is refused.
+
+    \b
+    Examples:
+      ckpt export gs://bucket/run/step_12000 model.pt --include 'model.*' --strip-prefix model.
+      ckpt export ./step_100 out.pt --plan
+    """
+    from dcp.export import export as export_checkpoint
+    from dcp.export import plan_export
+    from flows.cli.export_views import show_export, show_plan
+
+    selection = {
+        "include": tuple(include or ()),
+        "exclude": tuple(exclude or ()),
+        "rename": tuple(rename or ()),
+        "strip_prefix": strip_prefix,
+        "memory_budget": memory_budget,
+    }
+    if plan:
+        planned = plan_export(url, dest, **selection)
+        out.report(planned, lambda: show_plan(out, planned))
+        return FINE
+    with out.progress("export") as progress:
+        report = export_checkpoint(url, dest, allow_pickle=allow_pickle, progress=progress, **selection)
+    out.report(report, lambda: show_export(out, report), errors=report.findings)
+    return FINE if report.ok else FAULTY
+
+
 @command("contract")
 def contract(out: Output, url: CheckpointUrl) -> int:
-    """Print the keys, shapes and types of a good checkpoint as a contract for later ones.
+    """Print a checkpoint's keys as a contract for later ones.
+
+    A contract is JSON: every key with its kind, shape and type.
 
     \b
     Example:

@@ -100,6 +100,8 @@ def _quieten(debug: bool) -> None:
     """Logs go to stderr: this project's warnings, other packages' errors; more only with ``--debug``."""
     handler = logging.StreamHandler()
     handler.setFormatter(_InertFormatter("%(levelname)s %(name)s: %(message)s"))
+    # Flows fail with tracebacks in Prefect's log; what happened is in the report that is printed.
+    handler.addFilter(lambda record: debug or not record.name.startswith("prefect"))
     logging.basicConfig(level=logging.INFO if debug else logging.ERROR, handlers=[handler])
     for name in ("dcp", "tasks", "flows"):
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.WARNING)

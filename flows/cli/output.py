@@ -81,12 +81,14 @@ class Output:
                 if isinstance(one, str):
                     self._complain(f"error: {one}", "error")
 
-    def document(self, value: object) -> None:
+    def document(self, value: object, *, one_line: bool = False) -> None:
         """One JSON document on stdout, in ASCII, in every mode."""
         self._documents += 1
         from pydantic_core import to_jsonable_python
 
-        text = json.dumps(_finite(value), indent=2, allow_nan=False, default=to_jsonable_python)
+        text = json.dumps(
+            _finite(value), indent=None if one_line else 2, allow_nan=False, default=to_jsonable_python
+        )
         self._write(sys.stdout, text + "\n")
 
     def line(self, text: str = "", style: str | None = None) -> None:

@@ -18,7 +18,7 @@ def verify(
         str, typer.Argument(metavar="PUBLISHED_URL", help="A published directory, or its manifest.json.")
     ],
 ) -> int:
-    """Hash every file of a published step and compare with its manifest.
+    """Hash a published step again, against its manifest.
 
     Exit code 1 where a file is missing, changed or not in the manifest, or where there is no manifest.
 

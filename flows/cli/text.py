@@ -25,9 +25,9 @@ def inert(text: str, limit: int | None = None) -> str:
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
-def name(text: str) -> str:
-    """A key, object name or URL for a table: inert and of bounded length."""
-    return inert(text, _LONGEST_NAME) or "''"
+def name(text: str, limit: int = _LONGEST_NAME) -> str:
+    """A key, object name, URL or message from a bucket: inert and of bounded length."""
+    return inert(text, limit) or "''"
 
 
 def _escape(char: str) -> str:

@@ -1,0 +1,48 @@
+"""What a person sees of an export and of its plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flows.cli.output import Output
+from flows.cli.text import human_bytes, human_seconds, name, plural
+from flows.cli.views import show_findings
+
+if TYPE_CHECKING:
+    from dcp.export import ExportPlan, ExportReport
+
+
+def show_plan(out: Output, plan: ExportPlan) -> None:
+    """What it would take."""
+    out.facts(
+        [
+            ("checkpoint", name(plan.checkpoint)),
+            ("destination", f"{name(plan.dest)} ({plan.format})"),
+            ("keys", f"{plan.keys:,}, {plural(plan.tensors, 'tensor')} among them"),
+            ("read", human_bytes(plan.bytes)),
+            ("disk", human_bytes(plan.disk)),
+            ("memory", human_bytes(plan.memory)),
+            ("time", f"about {human_seconds(plan.seconds)}"),
+        ]
+    )
+
+
+def show_export(out: Output, report: ExportReport) -> None:
+    """What was written, and what was left out."""
+    rate = f", {human_bytes(report.bytes_written / report.seconds)}/s" if report.seconds else ""
+    out.facts(
+        [
+            ("checkpoint", name(report.checkpoint)),
+            ("destination", f"{name(report.dest)} ({report.format})"),
+            ("tensors", f"{len(report.tensors):,}"),
+            ("written", f"{human_bytes(report.bytes_written)} in {human_seconds(report.seconds)}{rate}"),
+            ("memory", f"{human_bytes(report.peak_memory)} at most"),
+        ]
+    )
+    out.line()
+    out.table(
+        ["FILE", "SIZE", "SHA-256"],
+        ([name(file.name), human_bytes(file.size), file.sha256] for file in report.files),
+        right=["SIZE"],
+    )
+    show_findings(out, report.findings, report.checkpoint)

@@ -1,0 +1,104 @@
+"""Commands that take steps through their life, as `lifecycle.toml` says."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.command import command
+from flows.cli.failures import ENVIRONMENT, FAULTY, FINE
+from flows.cli.options import Config
+from flows.cli.output import Output
+from flows.cli.prefect_environment import prepare_prefect
+
+if TYPE_CHECKING:
+    from flows.passes import PassReport
+    from flows.settings import LifecycleSettings
+
+SETTINGS_FILE = Path("lifecycle.toml")
+
+_OUTCOMES = {"published": FINE, "problem": FAULTY, "writing": FAULTY, "retry": ENVIRONMENT}
+
+
+@command("run")
+def run(
+    out: Output,
+    url: Annotated[str, typer.Argument(metavar="URL", help="A step of one of the runs in the settings.")],
+    config: Config = SETTINGS_FILE,
+) -> int:
+    """Take one step from validation to publication.
+
+    It is validated, test-loaded, exported and published, as the settings say for its run. What is done already is not done again; what failed before is tried again. Exit code 0: published.
+    1: the step was found bad, or is still being written. 3: the environment failed.
+
+    \b
+    Example:
+      ckpt run gs://bucket/run/step_12000 --config lifecycle.toml
+    """
+    from flows.settings import load_settings
+
+    settings = load_settings(config)
+    prepare_prefect(out.debug)
+    from flows.cli.lifecycle_views import errors_of_step, show_step
+    from flows.process import run_step
+
+    with out.waiting(f"processing {url}"):
+        report = run_step(settings, url)
+    out.report(report, lambda: show_step(out, report), errors=errors_of_step(report))
+    return _OUTCOMES[report.outcome]
+
+
+@command("watch")
+def watch(
+    out: Output,
+    once: Annotated[bool, typer.Option("--once", help="Make one pass and end.")] = False,
+    config: Config = SETTINGS_FILE,
+) -> int:
+    """Take all new steps from validation to publication.
+
+    With --once the exit code is 0 where every step worked on is published, 1 where one was found bad in this
+    pass, 3 where the environment failed. Without, it runs until it is stopped, a pass every `interval`, and
+    --json prints one document a pass, each on a line.
+
+    \b
+    Examples:
+      ckpt watch --once --json
+      ckpt watch --config gpu-cluster.toml
+    """
+    from flows.settings import load_settings
+
+    settings = load_settings(config)
+    prepare_prefect(out.debug)
+    if once:
+        report = _one_pass(out, settings)
+        return report.exit_code
+    signal.signal(signal.SIGTERM, _stop)
+    while True:
+        started = time.monotonic()
+        _one_pass(out, settings, lines=True)
+        out.flush()
+        time.sleep(max(0.0, settings.interval - (time.monotonic() - started)))
+
+
+def _one_pass(out: Output, settings: LifecycleSettings, *, lines: bool = False) -> PassReport:
+    from flows.cli.lifecycle_views import errors_of_pass, show_pass
+    from flows.passes import watch_once
+
+    with out.waiting("watching"):
+        report = watch_once(settings)
+    if out.json and lines:
+        out.document(report.model_dump(), one_line=True)
+    else:
+        out.report(report, lambda: show_pass(out, report), errors=errors_of_pass(report))
+    return report
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    """End as on any other way out, so that a temporary Prefect server ends too."""
+    sys.exit(128 + number)

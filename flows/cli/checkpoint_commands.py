@@ -58,9 +58,9 @@ def validate(
 ) -> int:
     """Find out whether a checkpoint can be resumed.
 
-    If it cannot, every damage is named with its place. Exit code 0: committed and without an error finding (warnings allowed). 1: anything else, also a step that
-    is still being written, because nothing can be resumed from it yet. 3: storage failed, which says nothing
-    of the checkpoint.
+    If it cannot, every damage is named with its place. Exit code 0: committed and without an error
+    finding (warnings allowed). 1: anything else, also a step that is still being written, because nothing
+    can be resumed from it yet. 3: storage failed, which says nothing of the checkpoint.
 
     \b
     Examples:
@@ -91,8 +91,8 @@ def load_as_others(
 ) -> int:
     """Load a checkpoint as other numbers of ranks would.
 
-    All ranks are simulated in this process, each through torch's own load planning. Nothing may remain of what stood in the targets
-    before, and every tensor must equal what the index's chunks hold.
+    All ranks are simulated in this process, each through torch's own load planning. Nothing may remain of
+    what stood in the targets before, and every tensor must equal what the index's chunks hold.
 
     \b
     Example:
@@ -140,30 +140,43 @@ def export(
 ) -> int:
     """Convert a checkpoint to one torch.save file.
 
-    It is streamed in bounded memory, so the model may be larger than the machine. DEST appears only when it is whole. A checkpoint with gaps or damage in what is exported is refused.
+    It is streamed in bounded memory, so the model may be larger than the machine. DEST appears only when
+    it is whole. A checkpoint with gaps or damage in what is exported is refused.
 
     \b
     Examples:
       ckpt export gs://bucket/run/step_12000 model.pt --include 'model.*' --strip-prefix model.
       ckpt export ./step_100 out.pt --plan
     """
-    from dcp.export import export as export_checkpoint
-    from dcp.export import plan_export
+    from dcp.exporting import export as export_checkpoint
+    from dcp.exporting import plan_export
     from flows.cli.export_views import show_export, show_plan
 
-    selection = {
-        "include": tuple(include or ()),
-        "exclude": tuple(exclude or ()),
-        "rename": tuple(rename or ()),
-        "strip_prefix": strip_prefix,
-        "memory_budget": memory_budget,
-    }
+    included, excluded, renames = tuple(include or ()), tuple(exclude or ()), tuple(rename or ())
     if plan:
-        planned = plan_export(url, dest, **selection)
+        planned = plan_export(
+            url,
+            dest,
+            include=included,
+            exclude=excluded,
+            rename=renames,
+            strip_prefix=strip_prefix,
+            memory_budget=memory_budget,
+        )
         out.report(planned, lambda: show_plan(out, planned))
         return FINE
     with out.progress("export") as progress:
-        report = export_checkpoint(url, dest, allow_pickle=allow_pickle, progress=progress, **selection)
+        report = export_checkpoint(
+            url,
+            dest,
+            include=included,
+            exclude=excluded,
+            rename=renames,
+            strip_prefix=strip_prefix,
+            memory_budget=memory_budget,
+            allow_pickle=allow_pickle,
+            progress=progress,
+        )
     out.report(report, lambda: show_export(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY
 

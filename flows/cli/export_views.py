@@ -9,7 +9,7 @@ from flows.cli.text import human_bytes, human_seconds, name, plural
 from flows.cli.views import show_findings
 
 if TYPE_CHECKING:
-    from dcp.export import ExportPlan, ExportReport
+    from dcp.exporting import ExportPlan, ExportReport
 
 
 def show_plan(out: Output, plan: ExportPlan) -> None:

@@ -34,8 +34,9 @@ def run(
 ) -> int:
     """Take one step from validation to publication.
 
-    It is validated, test-loaded, exported and published, as the settings say for its run. What is done already is not done again; what failed before is tried again. Exit code 0: published.
-    1: the step was found bad, or is still being written. 3: the environment failed.
+    It is validated, test-loaded, exported and published, as the settings say for its run. What is done
+    already is not done again; what failed before is tried again. Exit code 0: published. 1: the step was
+    found bad, or is still being written. 3: the environment failed.
 
     \b
     Example:
@@ -84,6 +85,31 @@ def watch(
         _one_pass(out, settings, lines=True)
         out.flush()
         time.sleep(max(0.0, settings.interval - (time.monotonic() - started)))
+
+
+@command("status")
+def status(
+    out: Output,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Show only this run.")] = None,
+    config: Config = SETTINGS_FILE,
+) -> int:
+    """Show how far each step is.
+
+    Reads the ledger and lists the source; writes nothing. Exit code 0 also where steps are bad, 3 where a run
+    could not be read.
+
+    \b
+    Example:
+      ckpt status --run my-run
+    """
+    from flows.cli.status_view import show_status
+    from flows.settings import load_settings
+    from flows.status import run_status
+
+    report = run_status(load_settings(config), run)
+    errors = [f"{each.run}: {each.error}" for each in report.runs if each.error]
+    out.report(report, lambda: show_status(out, report), errors=errors)
+    return FINE if report.ok else ENVIRONMENT
 
 
 def _one_pass(out: Output, settings: LifecycleSettings, *, lines: bool = False) -> PassReport:

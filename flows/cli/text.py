@@ -63,6 +63,14 @@ def human_seconds(seconds: float) -> str:
     return f"{whole} s"
 
 
+def human_age(seconds: float) -> str:
+    """The largest unit alone: ``45 s``, ``40 min``, ``3 h``, ``12 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 key``, ``2,000 keys``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,81 @@
+"""The command that shows everything else on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.command import command
+from flows.cli.failures import ENVIRONMENT, FINE
+from flows.cli.output import Output
+from flows.cli.prefect_environment import isolate_prefect, prepare_prefect
+from flows.cli.text import human_seconds, name
+
+if TYPE_CHECKING:
+    from flows.demo.demo import DemoReport
+
+
+@command("demo")
+def demo(
+    out: Output,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to make it: a new or empty directory.")
+    ] = Path("ckpt-demo"),
+) -> int:
+    """See all of it happen on this machine.
+
+    Two ranks really train and save several steps, good and broken ones, into a local bucket. Then the watch
+    flow validates, test-loads, exports and publishes the good ones and tells of the others, on a Prefect
+    server of its own that ends with the command. A second call does nothing again.
+    """
+    here = Path.cwd()
+    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"))
+    prepare_prefect(out.debug)
+    from flows.demo.demo import run_demo
+
+    report = run_demo(directory, out.note)
+    out.report(report, lambda: show_demo(out, report, here))
+    return FINE if all(run.ok for run in report.watched.runs) else ENVIRONMENT
+
+
+def show_demo(out: Output, report: DemoReport, here: Path) -> None:
+    """What became of the steps, where everything is, what to type next."""
+    from flows.cli.status_view import show_status
+
+    if not report.trained and not report.watched.steps:
+        out.line("Nothing to do: every good step is published, and of every bad one people were told.")
+    out.line()
+    show_status(out, report.status)
+
+    def shown(place: str) -> str:
+        relative = os.path.relpath(place, here)
+        return name(place if relative.startswith("..") else relative)
+
+    def typed(place: str) -> str:
+        return shlex.quote(shown(place))
+
+    out.line()
+    out.facts(
+        [
+            ("training bucket", shown(report.source)),
+            ("published", shown(report.published)),
+            ("ledger, alerts", shown(report.ledger)),
+            ("settings", shown(report.settings)),
+            ("took", human_seconds(report.seconds)),
+        ]
+    )
+    out.line()
+    out.line("Next")
+    [run] = report.status.runs
+    for step in run.steps:
+        if step.problem and not step.published:
+            out.line(f"  ckpt validate {typed(f'{report.source}/{step.step}')}")
+            break
+    newest = next((step.published for step in reversed(run.steps) if "latest" in step.aliases), None)
+    if newest:
+        out.line(f"  ckpt verify {typed(newest)}")
+    out.line(f"  ckpt status --config {typed(report.settings)}")

@@ -14,7 +14,8 @@ _HOME = {
     "inspect": "dcp.inspection",
     "validate": "dcp.validation",
     "test_load": "dcp.load",
-    "export": "dcp.export",
+    "export": "dcp.exporting",
+    "plan_export": "dcp.exporting",
     "BucketReader": "dcp.load",
 }
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from dcp.archive import Archive
 from dcp.boxes import Box, check_tiling, intersect, whole
@@ -51,17 +51,24 @@ class SimulatedRanks:
         findings: what was found wrong so far.
     """
 
-    def __init__(self, layout: Layout, index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        index: CheckpointIndex,
+        cuts: Mapping[str, Sequence[Box]],
+        planner: Callable[[], LoadPlanner] = InertPlanner,
+    ) -> None:
         """
         Args:
             index: of the checkpoint; its tensors that have no ``cuts`` are not loaded.
             cuts: each tensor's bands, by key.
+            planner: makes the planner of each rank.
         """
         self.layout = layout
         self.rank_bytes = [0] * layout.ranks
         self.findings: list[Finding] = []
         self._entries = [e for e in index.tensors if e.key in cuts]
-        self._planners = [InertPlanner() for _ in range(layout.ranks)]
+        self._planners = [planner() for _ in range(layout.ranks)]
         self._states: list[dict[str, StandIn | None]] = [{} for _ in range(layout.ranks)]
         self._pieces: list[dict[str, list[int]]] = [{} for _ in range(layout.ranks)]
         self._items: dict[tuple[str, int], list[tuple[int, ReadItem]]] = defaultdict(list)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
+from torch.distributed.checkpoint.planner import LoadPlanner
+
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import check_files
@@ -27,7 +29,7 @@ from dcp.load.bits import Bits
 from dcp.load.metadata import torch_dtype, torch_metadata
 from dcp.load.objects import examine
 from dcp.load.pull import Got, Pull
-from dcp.load.ranks import SimulatedRanks
+from dcp.load.ranks import InertPlanner, SimulatedRanks
 from dcp.load.reader import BucketReader
 from dcp.load.report import LayoutReport
 
@@ -39,17 +41,22 @@ READ_AHEAD = 64 << 20
 
 
 def load_simulated(
-    checkpoint: Checkpoint, layouts: Sequence[Layout], memory_budget: int, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    layouts: Sequence[Layout],
+    memory_budget: int,
+    progress: Progress | None = None,
+    planner: Callable[[], LoadPlanner] = InertPlanner,
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout; one report each, in order.
 
     Args:
         memory_budget: bytes of memory beside what the process and the index take.
+        planner: makes the planner of each rank.
 
     Raises:
         StorageError: storage failed.
     """
-    return _Pass(checkpoint, layouts, memory_budget, progress).run()
+    return _Pass(checkpoint, layouts, memory_budget, progress, planner).run()
 
 
 class _Pass:
@@ -59,6 +66,7 @@ class _Pass:
         layouts: Sequence[Layout],
         memory_budget: int,
         progress: Progress | None,
+        planner: Callable[[], LoadPlanner],
     ) -> None:
         self.checkpoint = checkpoint
         self.budget = memory_budget
@@ -71,7 +79,7 @@ class _Pass:
         self.pull = Pull(checkpoint, budget=min(READ_AHEAD, memory_budget // 4))
         self.index = self._usable()
         self.cuts = cut(self.index, layouts, memory_budget)
-        self.ranks = [SimulatedRanks(layout, self.index, self.cuts) for layout in layouts]
+        self.ranks = [SimulatedRanks(layout, self.index, self.cuts, planner) for layout in layouts]
         self.seconds = [0.0] * len(layouts)
         self.failures: list[list[Finding]] = [[] for _ in layouts]
 

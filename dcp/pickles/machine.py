@@ -151,7 +151,7 @@ class Machine:
             if value.bit_length() < 64:
                 return value
         elif isinstance(value, tuple):
-            if len(value) > _MAX_KEY_ITEMS or not all(map(_is_flat, value)):
+            if len(value) > _MAX_KEY_ITEMS or not _FLAT.issuperset(map(type, value)):
                 return Key(value)
         elif not isinstance(value, complex):
             return Key(value)
@@ -232,7 +232,3 @@ class Machine:
         self._spare -= size
         if self._spare < 0:
             self.fail("calls copy the same value over and over", unsafe=True)
-
-
-def _is_flat(item: Value) -> bool:
-    return type(item) in _FLAT and (not isinstance(item, int) or item.bit_length() < 64)

@@ -90,6 +90,11 @@ PERMITTED = WEIGHTS_ONLY | frozenset(
         "numpy.dtype",
         *(f"datetime.{name}" for name in _words("date time datetime timedelta timezone")),
         *(f"{module}.{name}" for module, name in product(("pathlib", "pathlib._local"), _PATHS)),
+        # How protocols 0 and 1 make any object; its class is named beside them.
+        "copyreg._reconstructor",
+        "builtins.object",
+        # A buffer in memory, in which Transformer Engine keeps its extra state.
+        "_io.BytesIO",
         "decimal.Decimal",
         "argparse.Namespace",
     ]

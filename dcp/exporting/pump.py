@@ -19,7 +19,7 @@ from isal import isal_zlib
 
 from dcp.boxes import Shape
 from dcp.dtypes import ITEMSIZE
-from dcp.export.bands import Band, Piece
+from dcp.exporting.bands import Band, Piece
 from dcp.index import Chunk, TensorEntry
 from dcp.records import Located, Records
 from dcp.zip_entries import DESCRIPTOR_MAX

@@ -17,7 +17,7 @@ from typing import Protocol
 from isal import isal_zlib
 
 from dcp.errors import UsageError
-from dcp.export.serialization_id import MAX_RECORDS, combine, serialization_id
+from dcp.exporting.serialization_id import MAX_RECORDS, combine, serialization_id
 
 ALIGNMENT = 64
 """Every entry's content begins at a multiple of this many bytes."""
@@ -194,17 +194,19 @@ class TorchFileWriter:
 
         Args:
             key: the storage being written, or the next one with bytes.
-            data: any buffer, contiguous.
+            data: any buffer, contiguous. Nothing happens if it is empty.
             crc: CRC-32 of ``data``, where it is known already.
 
         Raises:
             UsageError: another storage is due, or these are more bytes than were announced.
         """
+        view = memoryview(data).cast("B")
+        if not view:
+            return
         name = f"data/{key}"
-        while self._due().size == 0 and self._due().name != name:
+        while self._due().size == 0:
             self._content(b"")
         entry = self._due()
-        view = memoryview(data).cast("B")
         if entry.name != name:
             raise UsageError(f"storage {key!r} is written out of turn; due is {entry.name}")
         if self._written + len(view) > entry.size:

@@ -14,12 +14,12 @@ from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
-from dcp.export.bands import Band, bands
-from dcp.export.pump import Pump
-from dcp.export.report import ExportedTensor
-from dcp.export.selection import Selected
-from dcp.export.state import Storage, StorageRef, TensorSpec, TorchState, build_state
-from dcp.export.torch_file import TorchFileWriter
+from dcp.exporting.bands import Band, bands
+from dcp.exporting.pump import Pump
+from dcp.exporting.report import ExportedTensor
+from dcp.exporting.selection import Selected
+from dcp.exporting.state import Storage, StorageRef, TensorSpec, TorchState, build_state
+from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Finding, finding
 from dcp.index import ObjectEntry, PathPart, TensorEntry
 from dcp.pickles.nodes import Value

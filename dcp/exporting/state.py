@@ -88,7 +88,7 @@ class TorchState:
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
-        """Key and bytes of each storage, as `dcp.export.torch_file` takes them."""
+        """Key and bytes of each storage, as `dcp.exporting.torch_file` takes them."""
         return tuple((key, storage.nbytes) for key, storage in self.storages)
 
 

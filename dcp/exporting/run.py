@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dcp.checkpoint import Checkpoint, open_checkpoint
 from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
-from dcp.export.pump import Pump
-from dcp.export.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile
-from dcp.export.selection import Selected, Selection, parse_rename, select
-from dcp.export.sink import HashingSink
-from dcp.export.torch_export import (
+from dcp.exporting.pump import Pump
+from dcp.exporting.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile
+from dcp.exporting.selection import Selected, Selection, parse_rename, select
+from dcp.exporting.sink import HashingSink
+from dcp.exporting.torch_export import (
     Progress,
     Stream,
     content_bytes,
@@ -24,7 +23,7 @@ from dcp.export.torch_export import (
     prepare,
     require_savable,
 )
-from dcp.export.torch_file import archive_name_for
+from dcp.exporting.torch_file import archive_name_for
 from dcp.findings import errors_of
 from dcp.index import TensorEntry
 from dcp.storage import normalise_url, open_parent
@@ -205,5 +204,10 @@ def _require_unchanged(checkpoint: Checkpoint) -> None:
 
 
 def _peak_memory() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """Largest resident size of this process in bytes; 0 where the system does not tell."""
+    # Not getrusage: its figure is inherited from the parent across fork and exec.
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)

@@ -1,0 +1,17 @@
+"""Writing checkpoints out in the formats that other programs read.
+
+`export` and `plan_export` (`dcp.exporting.run`) are the way in. From index to file:
+
+- `selection`: which keys go out, and under which path.
+- `bands`: tensors cut into stretches of the output that fit in memory.
+- `pump`: those filled with bytes, ahead and in order, each source chunk's CRC checked.
+- `state`: a nested state with tensors in it, to a pickle and the storages beside it.
+- `torch_export`: one checkpoint laid out as such a state, and streamed.
+- `torch_file`, `serialization_id`: the `torch.save` format itself.
+- `sink`: what goes out is counted and hashed.
+"""
+
+from dcp.exporting.report import ExportPlan, ExportReport
+from dcp.exporting.run import export, plan_export
+
+__all__ = ["ExportPlan", "ExportReport", "export", "plan_export"]

@@ -1,0 +1,54 @@
+"""Whole processes measured beside each other: wall seconds and peak memory, interleaved, with ratios."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Contestant:
+    """One command. ``before`` runs untimed ahead of every run, e.g. to remove an old output."""
+
+    name: str
+    command: Sequence[str]
+    before: Callable[[], None] = lambda: None
+    seconds: list[float] = field(default_factory=list)
+    peak: list[int] = field(default_factory=list)
+    """Peak resident size of each run, in bytes."""
+
+    def run(self) -> None:
+        self.before()
+        started = time.perf_counter()
+        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        self.seconds.append(time.perf_counter() - started)
+        self.peak.append(usage.ru_maxrss * 1024)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{self.name} ended with {process.returncode}")
+
+
+def compare(contestants: Sequence[Contestant], anchor: str, rounds: int = 3) -> None:
+    """Run all in turn, ``rounds`` times after one warm-up, and print medians beside the anchor's."""
+    for number in range(rounds + 1):
+        for contestant in contestants:
+            contestant.run()
+            if number == 0:
+                contestant.seconds.clear()
+                contestant.peak.clear()
+    base = next(c for c in contestants if c.name == anchor)
+    width = max(len(c.name) for c in contestants)
+    print(f"{'':{width}}  {'median s':>8}  {'min':>6}  {'max':>6}  {'peak MiB':>8}  × {anchor}")
+    for c in contestants:
+        ratios = [a / b for a, b in zip(c.seconds, base.seconds, strict=True)]
+        low, high = min(c.seconds), max(c.seconds)
+        print(
+            f"{c.name:{width}}  {statistics.median(c.seconds):8.2f}  {low:6.2f}  {high:6.2f}"
+            f"  {max(c.peak) >> 20:8}  {statistics.median(ratios):.2f}"
+        )

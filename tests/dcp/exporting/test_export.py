@@ -1,0 +1,284 @@
+"""Export: every golden equals its expected values, damage never becomes a file, memory stays in bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dcp
+from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
+from dcp.exporting import export, plan_export
+from dcp.exporting.selection import repath
+from dcp.storage import open_store
+from tests.support.golden import GOLDENS, Golden
+from tests.support.train import SavedCheckpoint
+
+UNREADABLE = {"torch_hf_sharded", "torch_torchao", "torch_objects"}
+EXPORTABLE = [g for g in GOLDENS if g.expected and g.name not in UNREADABLE]
+
+
+def flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted name, as torch flattens."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flat(inner, (*path, str(key)))
+    elif isinstance(value, list) and any(isinstance(item, torch.Tensor | dict | list) for item in value):
+        for position, inner in enumerate(value):
+            yield from flat(inner, (*path, str(position)))
+    else:
+        yield ".".join(path), value
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        if not isinstance(b, torch.Tensor) or (a.dtype, a.shape) != (b.dtype, b.shape):
+            return False
+        left, right = (t.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for t in (a, b))
+        return not left.numel() or bool(torch.equal(left.view(torch.uint8), right.view(torch.uint8)))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "getvalue"):
+        return bool(a.getvalue() == b.getvalue())
+    if type(a).__module__ == "numpy":
+        return type(a) is type(b) and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("golden", EXPORTABLE, ids=lambda golden: golden.name)
+def test_goldens_come_out_equal(golden: Golden, tmp_path: Path) -> None:
+    out = tmp_path / "out.pt"
+    report = export(str(golden.directory), str(out))
+    assert report.ok
+    assert zipfile.ZipFile(out).testzip() is None
+    plain = not report.findings
+    value = torch.load(out, weights_only=plain)
+    expected: dict[str, Any] = torch.load(golden.expected, weights_only=False)
+    for key, wanted in expected.items():
+        place: Any = value
+        for part in dcp.read_index(str(golden.directory)).path_of(key):
+            place = place[part]
+        assert same(wanted, place), key
+    if plain:
+        assert set(flat_names(torch.load(out, mmap=True, weights_only=True))) == set(flat_names(value))
+    assert [f.sha256 for f in report.files] == [hashlib.sha256(out.read_bytes()).hexdigest()]
+    assert report.bytes_written == out.stat().st_size == report.files[0].size
+
+
+def flat_names(value: Any) -> list[str]:
+    return [name for name, _ in flat(value)]
+
+
+def test_it_is_nested_as_torch_itself_nests_it(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    for name in ("torch_fsdp_tp_2x2", "torch_keys", "torchtitan_async.step-4", "composer_sharded"):
+        dcp_to_torch_save(golden(name), tmp_path / "theirs.pt")
+        export(str(golden(name)), str(tmp_path / "ours.pt"))
+        theirs, ours = (torch.load(tmp_path / f"{who}.pt", weights_only=False) for who in ("theirs", "ours"))
+        assert same(theirs, ours)
+        assert list(theirs) == list(ours)
+
+
+def test_unknown_classes_are_left_out_and_named(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    out = tmp_path / "out.pt"
+    report = export(str(golden("torch_objects")), str(out))
+    left = {f.key for f in report.findings if f.severity == "warning"}
+    assert {"cfg", "enum", "fn", "partial", "dc_tensor"} <= left
+    assert all(f.code == "export.unsafe-object" for f in report.findings)
+    value = torch.load(out, weights_only=False)
+    assert not left & set(value)
+    kept = export(str(golden("torch_objects")), str(out), allow_pickle=True)
+    assert not [f for f in kept.findings if f.severity == "warning"]
+    assert b"TrainCfg" in zipfile.ZipFile(out).read("out/data.pkl")
+
+
+def test_one_flipped_bit_makes_no_file(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_fsdp_tp_2x2")
+    index = dcp.read_index(str(step))
+    entry = next(e for e in index.tensors if e.key == "model.a.weight")
+    record = entry.chunks[2].record
+    assert record is not None
+    file = step / record.path
+    data = bytearray(file.read_bytes())
+    data[record.offset + 704] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(dcp.errors.RecordError) as raised:
+        export(str(step), str(tmp_path / "out.pt"))
+    assert raised.value.code == "records.corrupt"
+    assert raised.value.key == "model.a.weight"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["torch_fsdp_tp_2x2"]
+    assert export(str(step), str(tmp_path / "rest.pt"), exclude=["model.a.weight"]).ok
+
+
+def test_damage_known_from_the_index_is_refused_before_reading(
+    golden_copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    step = golden_copy("torch_fsdp2_rank_local")
+    (step / "__1.metadata").unlink()
+    with pytest.raises(NotLoadableError) as raised:
+        export(str(step), str(tmp_path / "out.pt"))
+    assert {"tiling.gap"} == {f.code for f in raised.value.findings}
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_change_while_reading_leaves_nothing(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_fsdp_tp_2x2")
+
+    def touch(_done: int, _total: int) -> None:
+        os.utime(step / "__0_0.distcp")
+
+    with pytest.raises(ChangedError, match=r"__0_0\.distcp"):
+        export(str(step), str(tmp_path / "out.pt"), progress=touch)
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_small_budgets_and_tensors_larger_than_them(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    value = {"big": torch.randn(3, 5, 200_000), "small": torch.arange(7)}
+    save(value, storage_writer=FileSystemWriter(tmp_path / "c"), no_dist=True)
+    with pytest.raises(ResourceError, match="at least"):
+        export(str(tmp_path / "c"), str(tmp_path / "out.pt"), memory_budget=1 << 20)
+    report = export(str(tmp_path / "c"), str(tmp_path / "out.pt"), memory_budget=100 << 20)
+    assert same(torch.load(tmp_path / "out.pt", weights_only=True), value)
+    assert report.bytes_read >= sum(t.nbytes for t in value.values())
+
+
+def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensor = torch.empty(400 << 20, dtype=torch.uint8).random_()
+    save({"t": tensor}, storage_writer=FileSystemWriter(tmp_path / "c", sync_files=False), no_dist=True)
+    code = (
+        "import sys, dcp\n"
+        "report = dcp.export(sys.argv[1], sys.argv[2], memory_budget=160 << 20)\n"
+        "assert report.peak_memory < 160 << 20, report.peak_memory"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "c"), str(tmp_path / "out.pt")], check=True, timeout=120
+    )
+    assert torch.equal(torch.load(tmp_path / "out.pt", mmap=True)["t"], tensor)
+
+
+def test_column_shards(tmp_path: Path, fsdp2_tp: SavedCheckpoint) -> None:
+    export(str(fsdp2_tp.path), str(tmp_path / "out.pt"))
+    value = torch.load(tmp_path / "out.pt", weights_only=True)
+    index = dcp.read_index(str(fsdp2_tp.path))
+    assert any(len({c.box.offsets[1:] for c in e.chunks}) > 1 for e in index.tensors), "columns are sharded"
+    for key, wanted in fsdp2_tp.expected().items():
+        place: Any = value
+        for part in index.path_of(key):
+            place = place[part]
+        assert same(wanted, place), key
+
+
+@pytest.fixture(scope="module")
+def fsdp2_tp(tmp_path_factory: pytest.TempPathFactory) -> SavedCheckpoint:
+    from tests.support.train import make_checkpoint
+
+    return make_checkpoint(tmp_path_factory.mktemp("tp") / "step_1", ranks=4, tp=2)
+
+
+@pytest.mark.parametrize("bucket", ["gs_bucket", "s3_bucket"])
+def test_bucket_to_bucket(
+    bucket: str, request: pytest.FixtureRequest, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue(bucket)
+    store = open_store(f"{url}/run/step_2")
+    for path in fsdp2_checkpoint.path.iterdir():
+        store.replace(path.name, path.read_bytes())
+    report = export(store.url, f"{url}/out/model.pt")
+    local = export(str(fsdp2_checkpoint.path), str(tmp_path / "model.pt"))
+    assert report.files == local.files
+    assert report.tensors == local.tensors
+    assert open_store(f"{url}/out").read("model.pt", 1 << 30) == (tmp_path / "model.pt").read_bytes()
+
+
+def test_torch_is_not_imported(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    code = "import sys, dcp; dcp.export(*sys.argv[1:]); assert not {'torch', 'prefect'} & set(sys.modules)"
+    arguments = [str(golden("torch_fsdp_tp_2x2")), str(tmp_path / "out.pt")]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60)
+
+
+def test_selection_and_names(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    step, out = str(golden("torch_fsdp_tp_2x2")), str(tmp_path / "out.pt")
+    export(step, out, include=["model.*"], strip_prefix="model.")
+    whole = torch.load(golden("torch_fsdp_tp_2x2").with_suffix(".expected.pt"), weights_only=False)
+    model = {k.removeprefix("model."): v for k, v in whole.items() if k.startswith("model.")}
+    assert same(model, torch.load(out, weights_only=True))
+    export(step, out, include=["model.*"], exclude=["*.bias"], rename=[r"^model\.a\.=>net.first."])
+    value = torch.load(out, weights_only=True)
+    assert "net.first.weight" in value
+    assert not [name for name in flat_names(value) if name.endswith("bias")]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"include": ["nothing.*"]}, "matches none"),
+        ({"exclude": ["*"]}, "no key is left"),
+        ({"rename": ["a"]}, "=>"),
+        ({"rename": ["(=>x"]}, "regular expression"),
+        ({"rename": [r"(x)|.=>\2"]}, "rename"),
+        ({"rename": [r"^model\..*=>same"]}, "both be called"),
+        ({"strip_prefix": "model."}, "does not begin"),
+    ],
+)
+def test_selections_that_make_no_sense(
+    options: dict[str, Any], text: str, golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        export(str(golden("torch_fsdp_tp_2x2")), str(tmp_path / "out.pt"), **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_destinations_that_make_no_sense(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_tied")
+    for dest in (step / "out.pt", tmp_path, step):
+        with pytest.raises(UsageError):
+            export(str(step), str(dest))
+    assert sorted(p.name for p in step.iterdir()) == [".metadata", "__0_0.distcp"]
+
+
+def test_plan_tells_what_the_export_takes(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    step, out = str(golden("torch_fsdp_tp_2x2")), str(tmp_path / "out.pt")
+    plan = plan_export(step, out)
+    assert not Path(out).exists()
+    report = export(step, out)
+    assert 0.8 < plan.bytes / report.bytes_read < 1.3 or plan.bytes < 1 << 20
+    assert plan.memory > 0
+    assert plan.tensors == len(report.tensors)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "expected"),
+    [
+        (("model", "a.w"), "net.a.w", ("net", "a.w")),
+        (("model", "a.w"), "a.w", ("a.w",)),
+        (("model", "a.w"), "model.b.w", ("model", "b.w")),
+        (
+            ("optim", "state", "a.w", "exp_avg"),
+            "optim.state.b.w.exp_avg",
+            ("optim", "state", "b.w", "exp_avg"),
+        ),
+        (("x", 0, "y"), "z.0.y", ("z", 0, "y")),
+        (("w",), "v", ("v",)),
+    ],
+)
+def test_renaming_keeps_the_nesting_that_is_left(
+    path: tuple[str | int, ...], name: str, expected: tuple[str | int, ...]
+) -> None:
+    assert repath(path, name) == expected

@@ -1,0 +1,228 @@
+"""`BucketReader` under torch's own `load`: the same tensors as torch's reader, fewer bytes, no surprises."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+
+from dcp.checkpoint import open_checkpoint
+from dcp.errors import CheckpointError, RecordError
+from dcp.index import TensorEntry
+from dcp.load import BucketReader
+from tests.dcp.load.expectations import LOADABLE, Sabotage, expected_tensors, same_bits, save
+from tests.support.golden import Golden
+from tests.support.ranks import run_ranks
+from tests.support.train import SavedCheckpoint
+
+UPSTREAM_CANNOT = {"torch_fsdp2_rank_local", "torch_serialization_safetensors"}
+
+
+def load(state: dict[str, Any], reader: torch_checkpoint.StorageReader, **options: Any) -> None:
+    with warnings.catch_warnings(action="ignore"):  # that it is one process, as was asked
+        torch_checkpoint.load(state, storage_reader=reader, no_dist=True, **options)
+
+
+def empty(entries: list[TensorEntry]) -> dict[str, Any]:
+    """Whole tensors to be loaded, full of something else."""
+    return {e.key: torch.empty(e.shape, dtype=getattr(torch, e.dtype)).fill_(1) for e in entries}
+
+
+@pytest.mark.parametrize("golden", LOADABLE, ids=lambda golden: golden.name)
+def test_goldens_load_as_expected_and_as_upstream_loads_them(golden: Golden) -> None:
+    expected = expected_tensors(golden)
+    index = open_checkpoint(str(golden.directory)).index
+    entries = [entry for entry in index.tensors if entry.key in expected]
+    state = empty(entries)
+    load(state, BucketReader(str(golden.directory)))
+    assert all(same_bits(state[key], value) for key, value in expected.items())
+    if golden.name not in UPSTREAM_CANNOT:
+        upstream = empty(entries)
+        load(upstream, torch_checkpoint.FileSystemReader(golden.directory))
+        assert all(same_bits(state[key], upstream[key]) for key in upstream)
+
+
+def test_nested_state_and_objects_load_as_upstream_loads_them(fsdp2_checkpoint: SavedCheckpoint) -> None:
+    expected = fsdp2_checkpoint.expected()
+    index = open_checkpoint(str(fsdp2_checkpoint.path)).index
+    states: list[dict[str, Any]] = [{}, {}]
+    for state in states:
+        for key, value in expected.items():
+            blank = torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
+            torch_checkpoint._nested_dict.set_element(state, index.path_of(key), blank)
+    load(states[0], BucketReader(str(fsdp2_checkpoint.path)))
+    load(states[1], torch_checkpoint.FileSystemReader(fsdp2_checkpoint.path))
+    flat, other = (torch_checkpoint._nested_dict.flatten_state_dict(state)[0] for state in states)
+    assert flat.keys() == other.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert same_bits(flat[key], value)
+            assert same_bits(other[key], value)
+        else:
+            assert flat[key] == other[key] == value
+
+
+def _load_on_a_rank(path: str, fsdp: int, tp: int, threads: int) -> dict[str, tuple[torch.Tensor, int]]:
+    """Load DTensors of all tensors on a (fsdp, tp) mesh; the full tensors again, and the bytes read."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (fsdp, tp))
+    state: dict[str, Any] = {}
+    for entry in open_checkpoint(path).index.tensors:
+        shards = [Shard(dim) if dim < len(entry.shape) else Replicate() for dim in (0, 1)]
+        blank = torch.full(entry.shape, 1).to(getattr(torch, entry.dtype))
+        state[entry.key] = distribute_tensor(blank, mesh, shards)
+    reader = BucketReader(path, threads=threads)
+    torch_checkpoint.load(state, storage_reader=reader)
+    return {key: (value.full_tensor(), reader.bytes_read) for key, value in state.items()}
+
+
+@pytest.mark.parametrize(("fsdp", "tp"), [(3, 1), (1, 3)])
+def test_two_ranks_save_three_load(fsdp2_checkpoint: SavedCheckpoint, fsdp: int, tp: int) -> None:
+    expected = {k: v for k, v in fsdp2_checkpoint.expected().items() if isinstance(v, torch.Tensor)}
+    for loaded in run_ranks(_load_on_a_rank, 3, str(fsdp2_checkpoint.path), fsdp, tp, 2):
+        assert loaded.keys() == expected.keys()
+        for key, value in expected.items():
+            assert same_bits(loaded[key][0], value), key
+
+
+def test_only_the_rows_needed_are_read(tmp_path: Path) -> None:
+    whole = torch.arange(4_000_000, dtype=torch.float32).reshape(4000, 1000)
+    save({"w": whole}, tmp_path / "step")
+    shard = Piece(whole.shape, torch.zeros(100, 1000), (1234, 0))
+    reader = BucketReader(str(tmp_path / "step"))
+    load({"w": shard}, reader)
+    assert same_bits(shard.local, whole[1234:1334])
+    assert shard.local.nbytes <= reader.bytes_read <= shard.local.nbytes + 8192
+    assert reader.requests == 2
+
+
+def test_columns_are_read_in_one_pass_over_the_rows(tmp_path: Path) -> None:
+    whole = torch.arange(4_000_000, dtype=torch.float32).reshape(4000, 1000)
+    save({"w": whole}, tmp_path / "step")
+    shard = Piece(whole.shape, torch.zeros(4000, 10), (0, 17))
+    reader = BucketReader(str(tmp_path / "step"), memory_budget=1 << 20)
+    load({"w": shard}, reader)
+    assert same_bits(shard.local, whole[:, 17:27].contiguous())
+    assert reader.bytes_read <= whole.nbytes + 8192
+    assert reader.requests <= 4
+
+
+class Piece(torch.Tensor):
+    """A tensor of which this process holds one region, as torch's planner asks for it."""
+
+    local: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, local: torch.Tensor, offsets: tuple[int, ...]) -> "Piece":
+        made = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype)
+        made.local = local
+        made.offsets = offsets
+        return made
+
+    def __create_chunk_list__(self) -> list[Any]:
+        box = torch_checkpoint.metadata.ChunkStorageMetadata(torch.Size(self.offsets), self.local.size())
+        return [box]
+
+    def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+        return self.local
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.zeros(6, 5, dtype=torch.float64),
+        torch.zeros(6, 5, dtype=torch.bfloat16),
+        torch.zeros(5, 6).T,
+        torch.zeros(6, 5, dtype=torch.complex64).conj(),
+    ],
+    ids=["wider", "narrower", "strided", "conjugated"],
+)
+def test_targets_of_another_dtype_or_stride_get_what_upstream_gives(
+    tmp_path: Path, target: torch.Tensor
+) -> None:
+    save({"w": torch.randn(6, 5, dtype=torch.complex64 if target.is_complex() else None)}, tmp_path / "step")
+    ours, theirs = {"w": target.clone()}, {"w": target.clone()}
+    load(ours, BucketReader(str(tmp_path / "step")))
+    load(theirs, torch_checkpoint.FileSystemReader(tmp_path / "step"))
+    assert same_bits(ours["w"], theirs["w"])
+    assert ours["w"].any()
+
+
+def test_a_bucket_url(golden: Callable[[str], Path], request: pytest.FixtureRequest) -> None:
+    url = f"memory://{request.node.name}/step"
+    files = fsspec.filesystem("memory")
+    files.put(str(golden("torch_fsdp_tp_2x2")) + "/", url + "/", recursive=True)
+    [wanted] = [g for g in LOADABLE if g.name == "torch_fsdp_tp_2x2"]
+    expected = expected_tensors(wanted)
+    state: dict[str, Any] = {key: torch.zeros_like(value) for key, value in expected.items()}
+    load(state, BucketReader(url))
+    files.rm(url, recursive=True)
+    assert all(same_bits(state[key], value) for key, value in expected.items())
+
+
+def test_a_reader_can_be_sent_elsewhere(golden: Callable[[str], Path]) -> None:
+    reader = BucketReader("no/such/place")
+    [wanted] = [g for g in LOADABLE if g.name == "torch_tied"]
+    state: dict[str, Any] = {key: torch.zeros_like(value) for key, value in expected_tensors(wanted).items()}
+    load(state, reader, checkpoint_id=str(golden("torch_tied")))
+    assert all(same_bits(state[key], value) for key, value in expected_tensors(wanted).items())
+    assert reader.checkpoint_id == str(golden("torch_tied"))
+
+
+def cause(caught: pytest.ExceptionInfo[BaseException]) -> BaseException:
+    """What torch wrapped; its own exception is not even an `Exception`."""
+    assert isinstance(caught.value, CheckpointException)
+    [(error, _)] = caught.value.failures.values()
+    return error
+
+
+def test_a_flipped_bit_is_an_error(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("torch_tied")
+    [entry, *_] = open_checkpoint(str(path)).index.tensors
+    [chunk] = entry.chunks
+    assert chunk.record is not None
+    data = path / chunk.record.path
+    content = bytearray(data.read_bytes())
+    content[chunk.record.offset + 704] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CheckpointException) as caught:
+        load(empty([entry]), BucketReader(str(path)))
+    error = cause(caught)
+    assert isinstance(error, RecordError)
+    assert (error.code, error.key, error.file) == ("records.corrupt", entry.key, chunk.record.path)
+
+
+def test_no_index_is_said_plainly(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("torch_tied")
+    (path / ".metadata").unlink()
+    with pytest.raises(CheckpointException, match=r"has no \.metadata"):
+        load({"w": torch.zeros(1)}, BucketReader(str(path)))
+
+
+def test_an_object_that_runs_code_needs_trust(tmp_path: Path) -> None:
+    save({"o": Sabotage(tmp_path / "ran")}, tmp_path / "step")
+    with pytest.raises(CheckpointException) as caught:
+        load({"o": None}, BucketReader(str(tmp_path / "step")))
+    error = cause(caught)
+    assert isinstance(error, CheckpointError)
+    assert (error.code, error.key) == ("records.unsafe", "o")
+    assert "trust_objects=True" in str(error)
+    assert not (tmp_path / "ran").exists()
+    load({"o": None}, BucketReader(str(tmp_path / "step"), trust_objects=True))
+    assert (tmp_path / "ran").exists()
+
+
+def test_what_a_checkpoint_id_may_be() -> None:
+    assert BucketReader.validate_checkpoint_id("memory://bucket/step")
+    assert not BucketReader.validate_checkpoint_id("nosuchprotocol://bucket/step")

@@ -135,6 +135,7 @@ class Ledger:
 
     def __init__(self, run_store: Store, run: str, *, clock: Callable[[], float] = time.time) -> None:
         self.run = run
+        self.run_store = run_store
         self.store = run_store.child(DIRECTORY)
         self.clock = clock
         self.who = f"{socket.gethostname()}:{os.getpid()}"

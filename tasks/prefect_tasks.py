@@ -6,6 +6,7 @@ persisted, since the ledger is what remembers. `emit` turns an `Alert` into a Pr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -13,8 +14,9 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.events import emit_event
+from prefect.utilities.annotations import quote
 
-from dcp.errors import UnreachableError
+from dcp.errors import CkptError, UnreachableError
 from tasks.alert import Alert
 from tasks.export import export_step
 from tasks.load_check import load_check_step
@@ -64,7 +66,25 @@ _TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 
 def call_as_task(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a stage as the Prefect task that it is. Must be called from within a flow."""
-    return cast(Task[P, R], _TASKS[function])(*args, **kwargs)
+    spare_tracebacks()
+    # Unquoted, Prefect would walk through arguments in search of other tasks' results: some are large, and
+    # it takes a contract's ``keys`` for a mapping's method.
+    quoted = {name: quote(value) for name, value in kwargs.items()}
+    task = cast(Task[..., R], _TASKS[function])
+    return task(*(quote(value) for value in args), **quoted)
+
+
+def spare_tracebacks() -> None:
+    """Keep Prefect from logging the traceback of errors whose message says all there is to know."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    if isinstance(error, CkptError):
+        record.exc_info = None
+    return True
 
 
 def emit(alert: Alert) -> None:

@@ -1,0 +1,222 @@
+"""`run_status`: where steps stand, from listings and the ledger; it neither writes nor loads Prefect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from dcp.errors import EnvironmentFault
+from dcp.findings import Report
+from dcp.storage import join_url
+from flows.passes import RunSurvey, key_of, survey_run
+from flows.settings import LifecycleSettings, RunSettings
+from tasks.aliases import AliasRecord, aliases
+from tasks.discover import FoundStep, compile_pattern, step_number
+from tasks.ledger import DONE, Stage, StepKey, failures, timestamp
+from tasks.manifest import published_directory
+from tasks.snapshot import Snapshot, Summary
+
+StepState = Literal["published", "in-progress", "problem", "failing", "writing", "waiting", "retired", "gone"]
+"""``waiting``: due, nothing done yet. ``failing``: the environment failed and will be tried again.
+``gone``: no longer in the source and never published."""
+StageState = Literal["done", "failed", "open"]
+AlertState = Literal["delivered", "failed", "sending"]
+
+
+class AlertStatus(Report):
+    """One problem people were told about, and whether it reached them."""
+
+    problem: str
+    told: str
+    state: AlertState
+    deliveries: int
+
+
+class StepStatus(Report):
+    """One step. ``bytes`` and ``files`` of its source; ``age`` in seconds since its last change."""
+
+    step: str
+    number: int
+    state: StepState
+    fingerprint: str | None = None
+    stages: dict[Stage, StageState]
+    bytes: int = 0
+    files: int = 0
+    age: float | None = None
+    errors: int = 0
+    warnings: int = 0
+    attempts: int = 0
+    """Failed attempts."""
+    problem: str | None = None
+    message: str = ""
+    published: str | None = None
+    """URL of the published directory."""
+    aliases: list[str]
+    alerts: list[AlertStatus]
+
+
+class RunStatus(Report):
+    """One run. ``error`` says why it could not be read; then it has no steps."""
+
+    run: str
+    source: str
+    publish: str
+    ok: bool
+    error: str | None = None
+    latest: str | None = None
+    """URL of the manifest that ``latest`` leads to."""
+    aliases: dict[str, str]
+    """Each alias and the step it leads to."""
+    steps: list[StepStatus]
+    unknown: list[str]
+    """Directories in the source that are no steps."""
+
+
+class StatusReport(Report):
+    """All runs of the settings. ``when`` is UTC in ISO 8601."""
+
+    when: str
+    ok: bool
+    """Whether every run could be read."""
+    runs: list[RunStatus]
+
+
+def run_status(
+    settings: LifecycleSettings, run: str | None = None, *, clock: Callable[[], float] = time.time
+) -> StatusReport:
+    """Where every step stands.
+
+    Args:
+        settings: the runs.
+        run: only the run of this name.
+        clock: seconds since the epoch.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    now = clock()
+    chosen = [settings.run(run)] if run is not None else settings.runs
+    runs = [_run_status(settings, one, now) for one in chosen]
+    return StatusReport(when=timestamp(now), ok=all(one.ok for one in runs), runs=runs)
+
+
+def _run_status(settings: LifecycleSettings, run: RunSettings, now: float) -> RunStatus:
+    status = RunStatus(
+        run=run.name, source=run.source, publish=run.publish, ok=True, aliases={}, steps=[], unknown=[]
+    )
+    try:
+        found = survey_run(run, resend_after=settings.resend_after, now=now, remember=False)
+        leads = aliases(found.ledger.run_store)
+    except EnvironmentFault as error:
+        status.ok = False
+        status.error = str(error)
+        return status
+    latest = leads.get("latest")
+    status.latest = join_url(run.publish, run.name, latest.manifest) if latest else None
+    status.aliases = {name: record.step for name, record in leads.items()}
+    status.unknown = list(found.discovery.unknown)
+    status.steps = [_step_status(found, step, leads) for step in found.discovery.steps]
+    status.steps += _departed(found, leads)
+    status.steps.sort(key=lambda step: (step.number, step.step))
+    return status
+
+
+def _step_status(found: RunSurvey, step: FoundStep, leads: dict[str, AliasRecord]) -> StepStatus:
+    key = key_of(step, found.snapshot)
+    status = _known(found, step.name, step.number, key, leads)
+    changed: dict[str, object] = {
+        "bytes": step.bytes,
+        "files": len(step.survey.objects),
+        "age": None if step.quiet is None else round(step.quiet, 3),
+    }
+    if step.progress == "writing":
+        changed["state"] = "writing"
+    return status.model_copy(update=changed)
+
+
+def _departed(found: RunSurvey, leads: dict[str, AliasRecord]) -> list[StepStatus]:
+    """Steps that the ledger knows and the source has no more."""
+    patterns = [compile_pattern(pattern) for pattern in found.run.step_pattern]
+    present = {step.name for step in found.discovery.steps}
+    gone = []
+    for name, keys in found.snapshot.by_step.items():
+        number = step_number(name, patterns)
+        if name in present or number is None:
+            continue
+        newest = max(keys, key=lambda key: _when(found.snapshot, key))
+        status = _known(found, name, number, newest, leads)
+        if status.state not in ("published", "retired"):
+            status = status.model_copy(update={"state": "gone"})
+        gone.append(status)
+    return gone
+
+
+def _when(snapshot: Snapshot, key: StepKey) -> tuple[bool, float]:
+    return "published" in snapshot.of(key), float(snapshot.summary(key, "seen").get("when", 0.0))
+
+
+def _known(
+    found: RunSurvey, name: str, number: int, key: StepKey | None, leads: dict[str, AliasRecord]
+) -> StepStatus:
+    """What the ledger knows of a step's bytes."""
+    snapshot = found.snapshot
+    stages = snapshot.of(key) if key else frozenset()
+    attempts = len(failures(stages))
+    failure: Summary = (snapshot.last_failure(key) if key else None) or {}
+    done = "published" in stages
+    settled = bool(failure) and (failure.get("final") or attempts >= found.run.max_attempts)
+    state: StepState
+    if "retired" in stages:
+        state = "retired"
+    elif done:
+        state = "published"
+    elif failure:
+        state = "problem" if settled else "failing"
+    else:
+        state = "in-progress" if stages - {"seen"} else "waiting"
+    return StepStatus(
+        step=name,
+        number=number,
+        state=state,
+        fingerprint=key.fingerprint if key else None,
+        stages={stage: _stage_state(stage, stages, failure) for stage in DONE},
+        errors=0 if done else int(failure.get("errors", 0)),
+        warnings=int(snapshot.summary(key, "validated").get("warnings", 0)) if key else 0,
+        attempts=attempts,
+        problem=None if done else failure.get("problem"),
+        message="" if done else str(failure.get("message", "")),
+        published=join_url(found.run.publish, found.run.name, published_directory(key))
+        if key and done
+        else None,
+        aliases=sorted(
+            alias
+            for alias, record in leads.items()
+            if key and (record.step, record.fingerprint) == (key.step, key.fingerprint)
+        ),
+        alerts=_alerts(snapshot, key) if key else [],
+    )
+
+
+def _stage_state(stage: Stage, stages: frozenset[str], failure: Summary) -> StageState:
+    if DONE[stage] in stages:
+        return "done"
+    return "failed" if failure.get("stage") == stage else "open"
+
+
+def _alerts(snapshot: Snapshot, key: StepKey) -> list[AlertStatus]:
+    stages = snapshot.of(key)
+    found = []
+    for record in sorted(stage for stage in stages if stage.startswith("alerted") and "." not in stage):
+        outcomes = [stage for stage in stages if stage.startswith(f"{record}.outcome-")]
+        delivered = any(snapshot.summary(key, outcome).get("ok") for outcome in outcomes)
+        summary = snapshot.summary(key, record)
+        found.append(
+            AlertStatus(
+                problem=str(summary.get("problem", "")),
+                told=timestamp(float(summary.get("when", 0.0))),
+                state="delivered" if delivered else "failed" if outcomes else "sending",
+                deliveries=len(outcomes),
+            )
+        )
+    return found

@@ -70,7 +70,7 @@ def publish_export(
     report = validate(url, copied=copied, grace_seconds=grace_seconds, newer_seconds=newer_seconds, **options)
     if not report.ok:
         errors = list(errors_of(report.findings))
-        raise NotLoadableError(f"{url} is {report.state} and is not published", errors)
+        raise NotLoadableError(f"{url} ({report.state}) does not validate, so it is not published", errors)
     key = StepKey(step, report.fingerprint)
     ledger = Ledger.open(publish_root, run, **publish_options)
     store = ledger.run_store.child(published_directory(key))

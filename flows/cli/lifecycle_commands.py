@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,13 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import ENVIRONMENT, FAULTY, FINE
-from flows.cli.options import Config
+from flows.cli.options import SETTINGS_FILE, Config
 from flows.cli.output import Output
 from flows.cli.prefect_environment import prepare_prefect
 
 if TYPE_CHECKING:
     from flows.passes import PassReport
     from flows.settings import LifecycleSettings
-
-SETTINGS_FILE = Path("lifecycle.toml")
 
 _OUTCOMES = {"published": FINE, "problem": FAULTY, "writing": FAULTY, "retry": ENVIRONMENT}
 

@@ -23,6 +23,8 @@ def parse_size(text: str) -> int:
 
 CheckpointUrl = Annotated[str, typer.Argument(metavar="URL", help="The checkpoint: what holds .metadata.")]
 
+SETTINGS_FILE = Path("lifecycle.toml")
+
 Config = Annotated[
     Path,
     typer.Option("--config", "-c", metavar="FILE", help="The settings file."),

@@ -8,7 +8,30 @@ from flows.cli.output import Output
 from flows.cli.text import human_bytes, human_seconds, name
 
 if TYPE_CHECKING:
+    from tasks.aliases import AliasRecord
+    from tasks.publish import PublishReport
     from tasks.verify import VerifyReport
+
+
+def show_publication(out: Output, report: PublishReport, alias: str | None) -> None:
+    """Where it is published."""
+    out.facts(
+        [
+            ("published", name(report.url)),
+            ("fingerprint", report.fingerprint),
+            ("files", f"{report.files:,}, {human_bytes(report.bytes)}"),
+            ("latest", name(report.alias)),
+        ]
+    )
+    if alias is not None:
+        out.line(f"{name(alias)} leads to it")
+    if not report.first:
+        out.line("It was published before; nothing changed.")
+
+
+def show_alias(out: Output, record: AliasRecord) -> None:
+    """Where an alias leads now."""
+    out.line(f"{name(record.alias)} leads to {name(record.run)}/{name(record.manifest)}")
 
 
 def show_verification(out: Output, report: VerifyReport) -> None:

@@ -1,48 +1,24 @@
 """What each opcode of pickle protocols 0 to 5 does to a `Machine`.
 
-`ACTIONS` is indexed by opcode byte. An opcode without an entry of its own is refused; STOP has none,
-since it ends the loop in `dcp.pickles.reader`.
+`ACTIONS` is indexed by opcode byte; literals come from `dcp.pickles.literals`. An opcode without an entry
+of its own is refused; STOP has none, since it ends the loop in `dcp.pickles.reader`.
 """
 
 from __future__ import annotations
 
 import pickle
-import re
 import struct
-from collections.abc import Callable
+from functools import partial
 
+from dcp.pickles.literals import LITERALS, Action, decimal, entry
 from dcp.pickles.machine import Machine
 from dcp.pickles.nodes import Build, Call, Global, NewObj, Value
 
-MAX_INT_BYTES = 1700
-"""Longest int taken, in bytes: Python refuses to print longer ones."""
-
-Action = Callable[[Machine], None]
-
 _HIGHEST_PROTOCOL = 5
-_INT32 = struct.Struct("<i")
 _UINT32 = struct.Struct("<I")
-_FLOAT = struct.Struct(">d")
-_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([0-7]{1,3})|(.))", re.DOTALL)
-_ESCAPED = {
-    b"\n": b"", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
-    b"\\": b"\\", b"'": b"'", b'"': b'"',
-}  # fmt: skip
 
-
-def _unknown(m: Machine) -> None:
-    m.fail(f"0x{m.data[m.offset]:02x} is no opcode")
-
-
-ACTIONS: list[Action] = [_unknown] * 256
-
-
-def _on(opcode: bytes) -> Callable[[Action], Action]:
-    def enter(action: Action) -> Action:
-        ACTIONS[opcode[0]] = action
-        return action
-
-    return enter
+_OTHERS: dict[int, Action] = {}
+_on = partial(entry, _OTHERS)
 
 
 # Framing
@@ -60,136 +36,6 @@ def _frame(m: Machine) -> None:
     length = m.number(8)
     if length > len(m.data) - m.position:
         m.fail(f"a frame of {length:,} bytes is announced, {len(m.data) - m.position:,} are left")
-
-
-# Constants and numbers
-
-
-def _push(opcode: bytes, value: Value) -> None:
-    ACTIONS[opcode[0]] = lambda m: m.stack.append(value)
-
-
-_push(pickle.NONE, None)
-_push(pickle.NEWTRUE, True)
-_push(pickle.NEWFALSE, False)
-_push(pickle.EMPTY_TUPLE, ())
-
-
-@_on(pickle.BININT)
-def _binint(m: Machine) -> None:
-    m.stack.append(_INT32.unpack(m.take(4))[0])
-
-
-@_on(pickle.BININT1)
-def _binint1(m: Machine) -> None:
-    m.stack.append(m.data[m.position])
-    m.position += 1
-
-
-@_on(pickle.BININT2)
-def _binint2(m: Machine) -> None:
-    m.stack.append(m.number(2))
-
-
-def _integer(m: Machine, length: int) -> None:
-    if not 0 <= length <= MAX_INT_BYTES:
-        m.fail(f"an int of {length:,} bytes is announced; the most taken is {MAX_INT_BYTES:,}")
-    m.stack.append(int.from_bytes(m.take(length), "little", signed=True))
-
-
-@_on(pickle.LONG1)
-def _long1(m: Machine) -> None:
-    _integer(m, m.number(1))
-
-
-@_on(pickle.LONG4)
-def _long4(m: Machine) -> None:
-    _integer(m, _INT32.unpack(m.take(4))[0])
-
-
-def _decimal(m: Machine, text: bytes) -> int:
-    if not re.fullmatch(rb"\s*[+-]?[0-9]{1,4000}\s*", text):
-        m.fail("an int is not a decimal number of at most 4000 digits")
-    return int(text)
-
-
-@_on(pickle.INT)
-def _int(m: Machine) -> None:
-    text = m.line()
-    m.stack.append(text == b"01" if text in {b"00", b"01"} else _decimal(m, text))
-
-
-@_on(pickle.LONG)
-def _long(m: Machine) -> None:
-    m.stack.append(_decimal(m, m.line().removesuffix(b"L")))
-
-
-@_on(pickle.FLOAT)
-def _float(m: Machine) -> None:
-    text = m.line()
-    if len(text) > 4000:
-        m.fail("a float is written with over 4000 characters")
-    m.stack.append(float(text))
-
-
-@_on(pickle.BINFLOAT)
-def _binfloat(m: Machine) -> None:
-    m.stack.append(_FLOAT.unpack(m.take(8))[0])
-
-
-# Strings and bytes
-
-
-def _counted(opcode: bytes, width: int, decode: Callable[[bytes], Value]) -> None:
-    def action(m: Machine) -> None:
-        m.stack.append(decode(m.take(int.from_bytes(m.take(width), "little"))))
-
-    ACTIONS[opcode[0]] = action
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogatepass")
-
-
-def _old_text(raw: bytes) -> str | bytes:
-    """A Python 2 string: text if it can be read as such, otherwise the bytes it was."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw
-
-
-_counted(pickle.SHORT_BINUNICODE, 1, _text)
-_counted(pickle.BINUNICODE, 4, _text)
-_counted(pickle.BINUNICODE8, 8, _text)
-_counted(pickle.SHORT_BINSTRING, 1, _old_text)
-_counted(pickle.BINSTRING, 4, _old_text)
-_counted(pickle.SHORT_BINBYTES, 1, bytes)
-_counted(pickle.BINBYTES, 4, bytes)
-_counted(pickle.BINBYTES8, 8, bytes)
-_counted(pickle.BYTEARRAY8, 8, bytearray)
-
-
-def _unescape(found: re.Match[bytes]) -> bytes:
-    hexadecimal, octal, single = found.groups()
-    if hexadecimal:
-        return bytes.fromhex(hexadecimal.decode())
-    if octal:
-        return bytes((int(octal, 8) & 255,))
-    return _ESCAPED.get(single, found[0])
-
-
-@_on(pickle.STRING)
-def _string(m: Machine) -> None:
-    quoted = m.line().strip()
-    if len(quoted) < 2 or quoted[:1] != quoted[-1:] or quoted[:1] not in {b"'", b'"'}:
-        m.fail("a string is not quoted")
-    m.stack.append(_old_text(_ESCAPE.sub(_unescape, quoted[1:-1])))
-
-
-@_on(pickle.UNICODE)
-def _unicode(m: Machine) -> None:
-    m.stack.append(m.line().decode("raw-unicode-escape"))
 
 
 # Containers
@@ -328,7 +174,7 @@ def _long_binput(m: Machine) -> None:
 
 @_on(pickle.PUT)
 def _put(m: Machine) -> None:
-    m.remember(_decimal(m, m.line()))
+    m.remember(decimal(m, m.line()))
 
 
 @_on(pickle.MEMOIZE)
@@ -350,7 +196,7 @@ def _long_binget(m: Machine) -> None:
 
 @_on(pickle.GET)
 def _get(m: Machine) -> None:
-    m.recall(_decimal(m, m.line()))
+    m.recall(decimal(m, m.line()))
 
 
 # What an unpickler would import, call or fetch
@@ -426,13 +272,22 @@ def _persid(m: Machine) -> None:
     m.stack.append(m.persistent(m.line().decode("ascii")))
 
 
+@_on(pickle.EXT1)
+@_on(pickle.EXT2)
+@_on(pickle.EXT4)
 def _extension(m: Machine) -> None:
     m.fail("it uses the extension registry", unsafe=True)
 
 
+@_on(pickle.NEXT_BUFFER)
+@_on(pickle.READONLY_BUFFER)
 def _out_of_band(m: Machine) -> None:
     m.fail("it refers to buffers kept outside of it")
 
 
-ACTIONS[pickle.EXT1[0]] = ACTIONS[pickle.EXT2[0]] = ACTIONS[pickle.EXT4[0]] = _extension
-ACTIONS[pickle.NEXT_BUFFER[0]] = ACTIONS[pickle.READONLY_BUFFER[0]] = _out_of_band
+def _unknown(m: Machine) -> None:
+    m.fail(f"0x{m.data[m.offset]:02x} is no opcode")
+
+
+_KNOWN = LITERALS | _OTHERS
+ACTIONS: list[Action] = [_KNOWN.get(opcode, _unknown) for opcode in range(256)]

@@ -42,15 +42,15 @@ class Ckpt:
         return Said(code, said.out, said.err)
 
 
-def ckpt_process(*arguments: str | Path, **environment: str) -> Said:
-    """Run the command as a person's shell would, with both streams piped."""
+def ckpt_process(*arguments: str | Path, timeout: float = 120, **environment: str) -> Said:
+    """Run the command as a person's shell would, with both streams piped, within ``timeout`` seconds."""
     done = subprocess.run(
         command(*arguments),
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
     )
     return Said(done.returncode, done.stdout, done.stderr)
 

@@ -1,0 +1,183 @@
+"""The demo as a new user runs it: real training, real damage, the whole lifecycle, and nothing twice."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.cli.ckpt import ROOT, Said, ckpt_process, command
+
+pytestmark = pytest.mark.slow
+
+GOOD = ("step_10", "step_20", "step_40")
+BAD = {"step_30": "torn", "step_50": "key-mismatch", "step_60": "incomplete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A finished demo: where it is, and what the first call said."""
+
+    root: Path
+    said: Said
+
+    @property
+    def run(self) -> Path:
+        return self.root / "bucket" / "run"
+
+    @property
+    def published(self) -> Path:
+        return self.root / "published" / "demo"
+
+    def state(self) -> dict[str, tuple[int, int]]:
+        """Size and modification time in ns of every file in the bucket and below the publish root."""
+        files = [path for top in ("bucket", "published") for path in (self.root / top).rglob("*")]
+        return {
+            str(path.relative_to(self.root)): (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in files
+            if path.is_file()
+        }
+
+    def artifact(self, step: str) -> Path:
+        [file] = self.published.glob(f"{step}/*/checkpoint.pt")
+        return file
+
+
+def _demo(*arguments: str | Path) -> Said:
+    return ckpt_process("demo", *arguments, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    root = tmp_path_factory.mktemp("demo") / "ckpt-demo"
+    return Demo(root, _demo(root))
+
+
+def test_the_first_call_shows_everything(demo: Demo) -> None:
+    assert demo.said.code == 0, demo.said.err
+    assert "Traceback" not in demo.said.out + demo.said.err
+    for step in GOOD:
+        assert f"{step}  published" in demo.said.out
+    for step, problem in BAD.items():
+        assert f"{step}  {problem}" in demo.said.out
+    assert str(demo.published) in demo.said.out
+    assert str(demo.root / "lifecycle.toml") in demo.said.out
+
+
+def test_training_was_real(demo: Demo) -> None:
+    mark = json.loads((demo.root / "demo.json").read_text())
+    losses = [saved["loss"] for saved in mark["saved"]]
+    assert [saved["step"] for saved in mark["saved"]] == [10, 20, 30, 40, 50, 60]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 1.5
+    for name in ("__0_0.distcp", "__1_0.distcp"):
+        contents = {(demo.run / step / name).read_bytes() for step in GOOD}
+        assert len(contents) == len(GOOD)
+
+
+def _loaded_directly(step: Path) -> dict[str, Any]:
+    """Every value of a checkpoint, by torch's own loader."""
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    state: dict[str, Any] = {}
+    _load_state_dict(
+        state, storage_reader=FileSystemReader(step), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+    )
+    return state
+
+
+@pytest.mark.parametrize("step", GOOD)
+def test_what_is_published_is_what_torch_loads_from_the_checkpoint(demo: Demo, step: str) -> None:
+    import torch
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    published, _ = flatten_state_dict(torch.load(demo.artifact(step), weights_only=True))
+    expected, _ = flatten_state_dict(_loaded_directly(demo.run / step))
+    assert published.keys() == expected.keys()
+    assert any(key.startswith("optim.") for key in expected)
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert published[key].dtype == value.dtype
+            assert torch.equal(published[key], value), key
+        else:
+            assert published[key] == value
+
+
+def test_bad_steps_are_not_published_and_people_were_told(demo: Demo) -> None:
+    for step, problem in BAD.items():
+        assert not list(demo.published.glob(f"{step}/*"))
+        [alert] = demo.published.glob(f".ledger/{step}/*/alerted.json")
+        assert json.loads(alert.read_text())["facts"]["problem"] == problem
+
+
+def test_latest_leads_to_the_newest_good_step(demo: Demo) -> None:
+    newest = max((demo.published / "aliases" / "latest").iterdir())
+    record = json.loads(newest.read_text())
+    assert record["step"] == "step_40"
+    assert (demo.published / record["manifest"]).exists()
+
+
+def test_published_steps_verify_and_status_agrees(demo: Demo) -> None:
+    for step in GOOD:
+        assert ckpt_process("verify", demo.artifact(step).parent, "--quiet").code == 0
+    said = ckpt_process("status", "--config", demo.root / "lifecycle.toml", "--json")
+    assert said.code == 0
+    [run] = said.document["runs"]
+    assert {step["step"]: step["problem"] for step in run["steps"]} == {**dict.fromkeys(GOOD), **BAD}
+
+
+def test_a_second_call_does_nothing_and_does_it_quickly(demo: Demo) -> None:
+    before = demo.state()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *command("demo", demo.root)[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Nothing to do" in done.stdout
+    imports = (line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.count("|") == 2)
+    assert not {name.split(".")[0] for name in imports} & {"torch", "prefect"}
+    assert demo.state() == before
+
+
+def test_a_lost_record_is_made_again_and_nothing_else(demo: Demo) -> None:
+    before = demo.state()
+    [record] = demo.published.glob(".ledger/step_40/*/published.json")
+    record.unlink()
+    said = _demo(demo.root, "--json")
+    assert said.code == 0, said.err
+    assert (said.document["trained"], record.exists()) == (False, True)
+    assert [step["step"] for step in said.document["watched"]["runs"][0]["steps"]] == ["step_40"]
+    name = str(record.relative_to(demo.root))
+    ledger_cache = "published/demo/.ledger/cache.json"
+    after = demo.state()
+    for state in (before, after):
+        state.pop(name)
+        state.pop(ledger_cache, None)
+    assert after == before
+
+
+def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    said = ckpt_process("demo", tmp_path)
+    assert said.code == 2
+    assert "holds something else" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_failing_training_is_one_line(tmp_path: Path) -> None:
+
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    said = ckpt_process("demo", tmp_path / "demo", PYTHONPATH=str(tmp_path))
+    assert said.code == 3
+    assert "training" in said.err
+    assert "no torch here" in said.err
+    assert "Traceback" not in said.err
+    assert (tmp_path / "demo" / "training.log").exists()

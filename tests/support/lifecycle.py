@@ -108,7 +108,10 @@ def anywhere(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "local":
             return str(tmp_path / "place")
         case "memory":
-            return f"memory://bucket-{uuid.uuid4().hex}/place"
+            bucket = f"memory://bucket-{uuid.uuid4().hex}"
+            # In memory a bucket comes into being with its first object.
+            open_store(bucket).replace("other", b"")
+            return f"{bucket}/place"
         case "gs":
             return str(request.getfixturevalue("gs_bucket")) + "/place"
     return str(request.getfixturevalue("s3_bucket")) + "/place"

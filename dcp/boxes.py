@@ -17,16 +17,40 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
+from typing import Any
+
+from dcp.sealed import INTEGERS, Sealed, malformed, seal
 
 Shape = tuple[int, ...]
 
 
+@seal
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A half-open region: ``offsets[d] <= index[d] < offsets[d] + sizes[d]``, in elements."""
+class Box(metaclass=Sealed):
+    """A half-open region: ``offsets[d] <= index[d] < offsets[d] + sizes[d]``, in elements.
+
+    Also what `dcp.unpickle` makes of torch's `ChunkStorageMetadata`, of which there are millions.
+    """
 
     offsets: Shape
     sizes: Shape
+
+    def __reduce__(self) -> tuple[type[Box], tuple[Shape, Shape]]:
+        return Box, (self.offsets, self.sizes)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what torch pickled. Raises `pickle.UnpicklingError` for anything but tuples of integers."""
+        offsets, sizes = state["offsets"], state["sizes"]
+        if not (
+            type(offsets) is type(sizes) is tuple
+            and INTEGERS.issuperset(map(type, offsets))
+            and INTEGERS.issuperset(map(type, sizes))
+        ):
+            malformed("a chunk's offsets or sizes are not tuples of integers")
+        _set_offsets(self, offsets)
+        _set_sizes(self, sizes)
+        # The unpickler's memo keeps every state alive to the end of the load.
+        state.clear()
 
     @property
     def ends(self) -> Shape:
@@ -44,6 +68,10 @@ class Box:
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(self.offsets, self.sizes, strict=True)) + "]"
+
+
+# The class is frozen; its slots are set through their descriptors.
+_set_offsets, _set_sizes = (vars(Box)[name].__set__ for name in ("offsets", "sizes"))
 
 
 def whole(shape: Shape) -> Box:
@@ -85,9 +113,12 @@ class Tiling:
 
 def in_bounds(shape: Shape, box: Box) -> bool:
     """Whether ``box`` has the rank of ``shape`` and lies inside it. A zero-size box may touch the end."""
-    return len(box.offsets) == len(box.sizes) == len(shape) and all(
-        o >= 0 and s >= 0 and o + s <= n for o, s, n in zip(box.offsets, box.sizes, shape, strict=True)
-    )
+    if not len(box.offsets) == len(box.sizes) == len(shape):
+        return False
+    for offset, size, extent in zip(box.offsets, box.sizes, shape, strict=True):
+        if offset < 0 or size < 0 or offset + size > extent:
+            return False
+    return True
 
 
 def check_tiling(shape: Shape, boxes: Sequence[Box], limit: int = 10_000) -> Tiling:
@@ -100,15 +131,31 @@ def check_tiling(shape: Shape, boxes: Sequence[Box], limit: int = 10_000) -> Til
     """
     result = Tiling()
     solid: list[int] = []
+    covered = 0
     for number, box in enumerate(boxes):
         if not in_bounds(shape, box):
             result.out_of_bounds.append(number)
-        elif box.volume:
+        elif volume := prod(box.sizes):
             solid.append(number)
-    if prod(shape) == 0:
+            covered += volume
+    if prod(shape) == 0 or (covered == prod(shape) and _are_slices(shape, [boxes[i] for i in solid])):
         return result
     _Sweep(boxes, result, limit).run(whole(shape), solid)
     return result
+
+
+def _are_slices(shape: Shape, boxes: list[Box]) -> bool:
+    """Whether boxes are disjoint along one dimension, as shards usually are."""
+    dim = next((d for d, n in enumerate(shape) if boxes[0].sizes[d] != n), 0)
+    if not shape:
+        return len(boxes) == 1
+    spans = sorted([(box.offsets[dim], box.sizes[dim]) for box in boxes])
+    reach = 0
+    for offset, size in spans:
+        if offset < reach:
+            return False
+        reach = offset + size
+    return True
 
 
 class _LimitReached(Exception):

@@ -10,23 +10,23 @@ Rank-local saves have no `.metadata` but one `__R.metadata` a rank; `merge` join
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, overload
 
 from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
+from dcp.record import Record
+from dcp.sealed import INTEGERS
 from dcp.unpickle import (
     Token,
-    WireBox,
     WireBytes,
     WireIndex,
     WireMetadata,
     WireProperties,
-    WireStorageInfo,
     WireStorageMeta,
     WireTensor,
     gc_paused,
@@ -34,25 +34,6 @@ from dcp.unpickle import (
 )
 
 METADATA = ".metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One written item: bytes ``offset <= i < offset + length`` of an object."""
-
-    path: str
-    """Object name relative to the checkpoint's prefix, as written; not yet known to be safe."""
-    offset: int
-    """First byte within the object."""
-    length: int
-    """Length in bytes."""
-    transforms: tuple[str, ...] = ()
-    """Stream transforms to undo, outermost first, e.g. ``("stream.zstd/1",)``."""
-
-    @property
-    def end(self) -> int:
-        """Exclusive end within the object, in bytes."""
-        return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +45,42 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Chunks(Sequence[Chunk]):
+    """The chunks of a tensor as two columns, since millions of pairs would double the index's size."""
+
+    boxes: tuple[Box, ...]
+    records: tuple[Record | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @overload
+    def __getitem__(self, i: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, i: slice) -> Chunks: ...
+    def __getitem__(self, i: int | slice) -> Chunk | Chunks:
+        if isinstance(i, slice):
+            return Chunks(self.boxes[i], self.records[i])
+        return Chunk(self.boxes[i], self.records[i])
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return map(Chunk, self.boxes, self.records)
+
+    @classmethod
+    def of(cls, chunks: Iterable[Chunk]) -> Chunks:
+        """The columns of some chunks."""
+        pairs = tuple(chunks)
+        return cls(tuple(c.box for c in pairs), tuple(c.record for c in pairs))
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """A tensor of the checkpoint. ``shape`` counts elements; ``chunks`` are in the index's order."""
 
     key: str
     dtype: str
     shape: Shape
-    chunks: tuple[Chunk, ...]
+    chunks: Chunks
 
     @property
     def nbytes(self) -> int:
@@ -124,9 +134,9 @@ class CheckpointIndex:
                 if entry.record is not None:
                     yield entry.key, entry.record
             else:
-                for chunk in entry.chunks:
-                    if chunk.record is not None:
-                        yield entry.key, chunk.record
+                for record in entry.chunks.records:
+                    if record is not None:
+                        yield entry.key, record
 
     def path_of(self, key: str) -> tuple[PathPart, ...]:
         """Path of ``key`` in the nested state dict; the key itself where none was recorded."""
@@ -151,7 +161,7 @@ class _Parser:
     def __init__(self, wire: WireMetadata, file: str) -> None:
         self.wire = wire
         self.file = file
-        self.records: dict[tuple[str, Shape | None], Record] = {}
+        self.records: dict[str, dict[Shape | None, Record]] = {}
 
     def fail(self, what: str, key: str | None = None) -> MetadataError:
         where = f" (key {key!r})" if key is not None else ""
@@ -170,12 +180,6 @@ class _Parser:
             if type(key) is not str:
                 raise self.fail(f"a key is {type(key).__name__}, not str")
             entries[key] = self._entry(key, value)
-        known: set[tuple[str, Shape | None]] = set()
-        for entry in entries.values():
-            if isinstance(entry, ObjectEntry):
-                known.add((entry.key, None))
-            else:
-                known.update((entry.key, chunk.box.offsets) for chunk in entry.chunks)
         meta = fields.get("storage_meta")
         meta_fields = vars(meta) if isinstance(meta, WireStorageMeta) else {}
         return CheckpointIndex(
@@ -184,7 +188,7 @@ class _Parser:
             version=_text(fields.get("version")),
             framework_plans="all_local_plans" in fields,
             unreferenced=tuple(
-                dict.fromkeys(key for key, offset in self.records if (key, offset) not in known)
+                key for key, of_key in self.records.items() if _left_over(of_key, entries.get(key))
             ),
             checkpoint_id=_text(meta_fields.get("checkpoint_id")),
             save_id=_text(meta_fields.get("save_id")),
@@ -193,46 +197,38 @@ class _Parser:
     def _read_storage(self, storage: object) -> None:
         if type(storage) is not dict:
             raise self.fail("storage_data is not a dict of byte ranges")
-        for place, info in storage.items():
-            if not isinstance(place, WireIndex) or not isinstance(info, WireStorageInfo):
-                raise MetadataError(
-                    f"{self.file} was written by a storage plugin this reader does not know "
-                    f"({type(place).__name__} -> {type(info).__name__})",
-                    code="metadata.unsupported",
-                    file=self.file,
-                )
-            index = vars(place)
-            key, offset = index.get("fqn"), index.get("offset")
-            if type(key) is not str:
-                raise self.fail("a storage entry has no key")
-            if offset is not None:
-                offset = self._shape(offset, key, "offset of a storage entry")
-            if (key, offset) in self.records:
-                raise self.fail(f"two storage entries for the chunk at {offset}", key)
-            self.records[key, offset] = self._record(info, key)
+        records = self.records
+        try:
+            for place, record in storage.items():
+                if type(place) is not WireIndex or type(record) is not Record:
+                    raise self._unknown_plugin(place, record)
+                of_key = records.get(place.fqn)
+                if of_key is None:
+                    of_key = records[place.fqn] = {}
+                if place.offset in of_key:
+                    raise self.fail(f"two storage entries for the chunk at {place.offset}", place.fqn)
+                of_key[place.offset] = record
+        except AttributeError:
+            raise self.fail("a storage entry without fields") from None
 
-    def _record(self, info: WireStorageInfo, key: str) -> Record:
-        fields = vars(info)
-        path, offset, length = fields.get("relative_path"), fields.get("offset"), fields.get("length")
-        if type(path) is not str:
-            raise self.fail("a storage entry names no file", key)
-        if type(offset) is not int or type(length) is not int:
-            raise self.fail(f"a storage entry in {path!r} has no byte range", key)
-        transforms = fields.get("transform_descriptors") or ()
-        if not isinstance(transforms, list | tuple) or not all(type(t) is str for t in transforms):
-            raise self.fail("transform descriptors are not names", key)
-        return Record(path, offset, length, tuple(transforms))
+    def _unknown_plugin(self, place: object, record: object) -> MetadataError:
+        return MetadataError(
+            f"{self.file} was written by a storage plugin this reader does not know "
+            f"({type(place).__name__} -> {type(record).__name__})",
+            code="metadata.unsupported",
+            file=self.file,
+        )
 
     def _shape(self, value: object, key: str, what: str) -> Shape:
         if type(value) is list:
             value = tuple(value)
-        if type(value) is not tuple or not all(type(n) is int for n in value):
+        if type(value) is not tuple or not INTEGERS.issuperset(map(type, value)):
             raise self.fail(f"{what} is not a tuple of integers", key)
         return value
 
     def _entry(self, key: str, value: object) -> Entry:
         if isinstance(value, WireBytes):
-            return ObjectEntry(key, self.records.get((key, None)))
+            return ObjectEntry(key, self.records.get(key, {}).get(None))
         if not isinstance(value, WireTensor):
             raise self.fail(f"an entry is {type(value).__name__}", key)
         fields = vars(value)
@@ -243,18 +239,17 @@ class _Parser:
         if not isinstance(chunks, list | tuple):
             raise self.fail("chunks are not a list", key)
         return TensorEntry(
-            key, self._dtype(fields.get("properties"), key), shape, tuple(self._chunk(key, c) for c in chunks)
+            key, self._dtype(fields.get("properties"), key), shape, self._chunks(key, tuple(chunks))
         )
 
-    def _chunk(self, key: str, wire: object) -> Chunk:
-        if not isinstance(wire, WireBox):
-            raise self.fail(f"a chunk is {type(wire).__name__}", key)
+    def _chunks(self, key: str, boxes: tuple[Any, ...]) -> Chunks:
+        if not {Box}.issuperset(map(type, boxes)):
+            raise self.fail("something in the list of chunks is none", key)
+        record_at = self.records.get(key, {}).get
         try:
-            offsets = self._shape(wire.offsets, key, "chunk offsets")
-            sizes = self._shape(wire.sizes, key, "chunk sizes")
+            return Chunks(boxes, tuple([record_at(box.offsets) for box in boxes]))
         except AttributeError:
             raise self.fail("a chunk without offsets or sizes", key) from None
-        return Chunk(Box(offsets, sizes), self.records.get((key, offsets)))
 
     def _dtype(self, properties: object, key: str) -> str:
         if isinstance(properties, WireProperties):
@@ -275,6 +270,15 @@ class _Parser:
                 raise self.fail("a path holds something other than str and int", key)
             paths[key] = path
         return paths
+
+
+def _left_over(records: Mapping[Shape | None, Record], entry: Entry | None) -> bool:
+    """Whether records of a key belong to none of its chunks."""
+    if entry is None:
+        return True
+    if isinstance(entry, ObjectEntry):
+        return records.keys() != {None}
+    return not records.keys() <= {box.offsets for box in entry.chunks.boxes}
 
 
 def _text(value: object) -> str | None:
@@ -316,9 +320,9 @@ def merge(parts: Sequence[tuple[int, CheckpointIndex]]) -> CheckpointIndex:
 def _join(known: Entry, entry: Entry, rank: int) -> Entry:
     if isinstance(known, TensorEntry) and isinstance(entry, TensorEntry):
         if (known.shape, known.dtype) == (entry.shape, entry.dtype):
-            held = {chunk.box for chunk in known.chunks}
+            held = set(known.chunks.boxes)
             added = tuple(chunk for chunk in entry.chunks if chunk.box not in held)
-            return TensorEntry(known.key, known.dtype, known.shape, known.chunks + added)
+            return TensorEntry(known.key, known.dtype, known.shape, Chunks.of([*known.chunks, *added]))
     elif isinstance(known, ObjectEntry) and isinstance(entry, ObjectEntry):
         return known
     raise MetadataError(

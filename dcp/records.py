@@ -19,10 +19,11 @@ from dcp.archive import PICKLE, Archive, open_archive
 from dcp.boxes import Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, PickleError, RecordError
-from dcp.index import Chunk, ObjectEntry, Record, TensorEntry
+from dcp.index import Chunk, ObjectEntry, TensorEntry
 from dcp.pickles.nodes import Value
 from dcp.pickles.reader import read
 from dcp.pickles.tensors import TensorNode, is_tensor, tensor_of
+from dcp.record import Record
 from dcp.safetensors_file import Stored, looks_like_safetensors, read_header
 from dcp.storage import ByteRange, ObjectInfo, Store, is_safe_name
 from dcp.zip_entries import DESCRIPTOR_MAX, Entry, descriptor, front_entries, is_zip

@@ -1,14 +1,14 @@
 """The closed-set reader of `.metadata`: a pickle in, inert values out, nothing executed.
 
 `.metadata` is a pickle of about a dozen classes. `load` resolves exactly those names, under today's and
-older module paths, to inert stand-ins defined here or in `dcp.boxes`; any other name ends the load
+older module paths, to inert stand-ins defined here or in `dcp`; any other name ends the load
 with `metadata.unsafe`. The C unpickler does the work, so what it may call is what `find_class` returns:
-types whose construction only stores values. The stand-in classes are made
-anew for each load and sealed against attribute writes, so that a pickle cannot change what a later
-load sees.
+types whose construction only stores values, sealed (`dcp.sealed`) so that no pickle can change
+what a later load sees.
 
 Stand-ins carry the attribute names of their originals (`state_dict_metadata`, `relative_path`, ...);
-`dcp.index` turns them into its own types.
+`dcp.index` turns them into its own types; chunks and byte ranges, of which there are millions, become
+`Box` and `Record` at once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
+from dcp.record import Record
+from dcp.sealed import INTEGERS, Sealed, malformed, seal
 
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32"}
 _LAYOUTS = frozenset(
@@ -35,14 +38,8 @@ class Token(str):
     __slots__ = ()
 
 
-class _Sealed(type):
-    """Metaclass of stand-ins: BUILD on the class itself must not leave a trace."""
-
-    def __setattr__(cls, name: str, value: object) -> NoReturn:
-        raise pickle.UnpicklingError(f"attribute {name!r} set on a class")
-
-
-class StandIn(metaclass=_Sealed):
+@seal
+class StandIn(metaclass=Sealed):
     """An instance of one of the known classes, holding whatever state the pickle gave it, unjudged."""
 
     def __init__(self, *args: object) -> None:
@@ -60,46 +57,46 @@ class StandIn(metaclass=_Sealed):
             self.__dict__["state"] = state
 
 
+@seal
 class WireMetadata(StandIn):
     """`Metadata`: state_dict_metadata, planner_data, storage_data, storage_meta, version."""
 
 
+@seal
 class WireTensor(StandIn):
     """`TensorStorageMetadata`: properties, size, chunks."""
 
 
+@seal
 class WireBytes(StandIn):
     """`BytesStorageMetadata`, which has no fields."""
 
 
+@seal
 class WireProperties(StandIn):
     """`TensorProperties`: state is the tuple (dtype, layout, requires_grad, memory format, pin_memory)."""
 
 
-class WireIndex(StandIn):
-    """`MetadataIndex`: fqn, offset, index. Identity-hashed: doubled keys stay visible to the reader."""
-
-
-class WireStorageInfo(StandIn):
-    """`_StorageInfo`: relative_path, offset, length, transform_descriptors."""
-
-
+@seal
 class WireStorageMeta(StandIn):
     """`StorageMeta`: checkpoint_id, save_id, load_id, modules."""
 
 
+@seal
 class WireInert(StandIn):
     """Something a framework pickles along that this package has no use for."""
 
 
-class WireLayout(metaclass=_Sealed):
+@seal
+class WireLayout(metaclass=Sealed):
     """`torch.serialization._get_layout`. Callables are sealed classes too: a function has attributes."""
 
     def __new__(cls, name: object) -> Any:
         return Token(name) if isinstance(name, str) else Token("unknown")
 
 
-class WirePath(metaclass=_Sealed):
+@seal
+class WirePath(metaclass=Sealed):
     """The `pathlib` constructors."""
 
     def __new__(cls, *parts: object) -> Any:
@@ -107,7 +104,8 @@ class WirePath(metaclass=_Sealed):
         return "/".join([*(part.rstrip("/") for part in text[:-1]), *text[-1:]]) or "."
 
 
-class WireEnum(metaclass=_Sealed):
+@seal
+class WireEnum(metaclass=Sealed):
     """An enum class called with a value."""
 
     def __new__(cls, value: object) -> Any:
@@ -116,14 +114,21 @@ class WireEnum(metaclass=_Sealed):
         return Token(str(value))
 
 
-class WireBox(metaclass=_Sealed):
-    """`ChunkStorageMetadata`: offsets, sizes. There are millions of it."""
+@seal
+class WireIndex(metaclass=Sealed):
+    """`MetadataIndex`: fqn, offset. Identity-hashed, so that doubled keys stay visible to the reader."""
 
-    __slots__ = ("offsets", "sizes")
+    __slots__ = ("fqn", "offset")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.offsets = state["offsets"]
-        self.sizes = state["sizes"]
+        fqn, offset = state["fqn"], state.get("offset")
+        if type(fqn) is not str:
+            malformed("a storage entry has no key")
+        if offset is not None and not (type(offset) is tuple and INTEGERS.issuperset(map(type, offset))):
+            malformed("the offset of a storage entry is not a tuple of integers")
+        self.fqn: str = fqn
+        self.offset: Shape | None = offset
+        state.clear()
 
 
 _CHECKPOINT = ("torch.distributed.checkpoint.metadata", "torch.distributed._shard.checkpoint.metadata")
@@ -134,14 +139,11 @@ _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "Pure
 
 
 def _table() -> dict[tuple[str, str], object]:
-    """Fresh stand-ins for one load, by (module, name)."""
-
-    def fresh(base: type) -> type:
-        return _Sealed(base.__name__, (base,), {"__slots__": ()} if base is WireBox else {})
+    """What each known (module, name) resolves to."""
 
     table: dict[tuple[str, str], object] = {
         ("torch", "Size"): tuple,
-        ("torch.serialization", "_get_layout"): fresh(WireLayout),
+        ("torch.serialization", "_get_layout"): WireLayout,
         ("collections", "OrderedDict"): dict,
     }
     for name in ITEMSIZE:
@@ -154,33 +156,31 @@ def _table() -> dict[tuple[str, str], object]:
         (_CHECKPOINT, ("Metadata",), WireMetadata),
         (_CHECKPOINT, ("TensorStorageMetadata",), WireTensor),
         (_CHECKPOINT, ("BytesStorageMetadata",), WireBytes),
-        (_CHECKPOINT, ("ChunkStorageMetadata",), WireBox),
+        (_CHECKPOINT, ("ChunkStorageMetadata",), Box),
         (_CHECKPOINT, ("MetadataIndex",), WireIndex),
         (_CHECKPOINT, ("StorageMeta",), WireStorageMeta),
         (_PROPERTIES, ("TensorProperties",), WireProperties),
         (_PROPERTIES, ("MEM_FORMAT_ENCODING", "_MEM_FORMAT_ENCODING"), WireEnum),
-        (_FILESYSTEM, ("_StorageInfo",), WireStorageInfo),
+        (_FILESYSTEM, ("_StorageInfo",), Record),
         (_FILESYSTEM, ("_StoragePrefix",), WireInert),
         (_PLANNER, ("SavePlan", "WriteItem", "TensorWriteData"), WireInert),
         (_PLANNER, ("WriteItemType",), WireEnum),
         (("pathlib", "pathlib._local"), _PATHS, WirePath),
     ]
     for modules, names, base in known:
-        stand_in = fresh(base)
         for module in modules:
             for name in names:
-                table[module, name] = stand_in
+                table[module, name] = base
     return table
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: io.BytesIO) -> None:
-        super().__init__(data)
-        self._table = _table()
+_TABLE = _table()
 
+
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return self._table[module, name]
+            return _TABLE[module, name]
         except KeyError:
             raise MetadataError(
                 f".metadata asks for {module}.{name}, which is not part of the checkpoint format; "

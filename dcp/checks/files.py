@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 
 from dcp.checkpoint import Checkpoint, is_data_file
 from dcp.findings import Finding, finding
-from dcp.index import ObjectEntry, Record
+from dcp.index import ObjectEntry
+from dcp.record import Record
 from dcp.safetensors_file import is_safetensors
 from dcp.storage import is_safe_name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from dcp.boxes import Box, check_tiling
 from dcp.dtypes import ITEMSIZE
@@ -19,7 +20,7 @@ def check_tilings(index: CheckpointIndex) -> Iterator[Finding]:
 def check_tensor(entry: TensorEntry) -> Iterator[Finding]:
     """Chunks outside the tensor, overlaps, gaps, and records too short for their chunk."""
     chunks = entry.chunks
-    tiling = check_tiling(entry.shape, [chunk.box for chunk in chunks])
+    tiling = check_tiling(entry.shape, chunks.boxes)
     for i in tiling.out_of_bounds:
         yield finding(
             "tiling.out-of-bounds",
@@ -62,19 +63,18 @@ def check_tensor(entry: TensorEntry) -> Iterator[Finding]:
 
 def _short_records(entry: TensorEntry) -> Iterator[Finding]:
     item = ITEMSIZE[entry.dtype]
-    for chunk in entry.chunks:
-        record = chunk.record
-        if record is None or record.transforms or record.length >= chunk.box.volume * item:
+    for box, record in zip(entry.chunks.boxes, entry.chunks.records, strict=True):
+        if record is None or record.length >= prod(box.sizes) * item or record.transforms:
             continue
         yield finding(
             "records.mismatch",
-            f"{entry.key}: chunk {chunk.box} of {entry.dtype} needs {chunk.box.volume * item} bytes, "
+            f"{entry.key}: chunk {box} of {entry.dtype} needs {box.volume * item} bytes, "
             f"its record in {record.path} has {record.length}",
             key=entry.key,
             file=record.path,
             offset=record.offset,
             length=record.length,
-            expected=chunk.box.volume * item,
+            expected=box.volume * item,
             actual=record.length,
         )
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from dcp.boxes import Box, in_bounds
 from dcp.dtypes import ITEMSIZE
-from dcp.index import CheckpointIndex, ObjectEntry, Record, TensorEntry
+from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.regions import bands, overlapping, spans
+from dcp.record import Record
 
 BAND = 8 << 20
 """Most bytes of a band, where the memory budget would allow more."""

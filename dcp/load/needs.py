@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dcp.index import Chunk, ObjectEntry, Record, TensorEntry
+from dcp.index import Chunk, ObjectEntry, TensorEntry
 from dcp.load.regions import Span
+from dcp.record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotFoundError
-from dcp.index import Chunk, Record
+from dcp.index import Chunk
 from dcp.load.bits import Bits, bits_in
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.source import Metered, Remembering, Tolerant
+from dcp.record import Record
 from dcp.records import Located, Records, fault
 from dcp.storage import ByteRange, coalesce, fetch
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcp.boxes import Box
 from dcp.exporting.bands import bands
-from dcp.index import Chunk, TensorEntry
+from dcp.index import Chunk, Chunks, TensorEntry
 from tests.dcp.test_boxes import tilings
 
 
@@ -20,7 +20,7 @@ def test_bands_give_the_bytes_in_order(
     tiling: tuple[tuple[int, ...], list[Box]], budget: int, dtype: str
 ) -> None:
     shape, boxes = tiling
-    entry = TensorEntry("t", dtype, shape, tuple(Chunk(box, None) for box in boxes))
+    entry = TensorEntry("t", dtype, shape, Chunks.of(Chunk(box, None) for box in boxes))
     whole = np.arange(prod(shape), dtype=dtype).reshape(shape)
 
     def bytes_of(box: Box) -> bytes:
@@ -45,7 +45,7 @@ def test_bands_give_the_bytes_in_order(
 
 
 def test_row_shards_are_straight_and_column_shards_are_not() -> None:
-    rows = TensorEntry("t", "uint8", (8, 4), tuple(Chunk(Box((r, 0), (4, 4)), None) for r in (0, 4)))
+    rows = TensorEntry("t", "uint8", (8, 4), Chunks.of(Chunk(Box((r, 0), (4, 4)), None) for r in (0, 4)))
     assert all(band.straight for band in bands(rows, 12))
-    columns = TensorEntry("t", "uint8", (8, 4), tuple(Chunk(Box((0, c), (8, 2)), None) for c in (0, 2)))
+    columns = TensorEntry("t", "uint8", (8, 4), Chunks.of(Chunk(Box((0, c), (8, 2)), None) for c in (0, 2)))
     assert not any(band.straight for band in bands(columns, 12))

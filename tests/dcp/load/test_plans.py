@@ -7,17 +7,17 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from dcp.boxes import Box
 from dcp.errors import MetadataError
-from dcp.index import CheckpointIndex, Chunk, TensorEntry
+from dcp.index import CheckpointIndex, Chunk, Chunks, TensorEntry
 from dcp.layout import Layout
 from dcp.load.metadata import torch_metadata
-from dcp.load.standin import POISON, StandIn
+from dcp.load.standin import POISON, Arena, StandIn
 
 Read = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Offsets of the chunk, offsets in the chunk, offsets in the request, lengths."""
 
 
 def index_of(shape: tuple[int, ...], *chunks: Box, dtype: str = "float32") -> CheckpointIndex:
-    entry = TensorEntry("w", dtype, shape, tuple(Chunk(box, None) for box in chunks))
+    entry = TensorEntry("w", dtype, shape, Chunks.of(Chunk(box, None) for box in chunks))
     return CheckpointIndex({"w": entry}, None)
 
 
@@ -25,7 +25,7 @@ def reads(index: CheckpointIndex, pieces: list[Box]) -> list[Read]:
     """The reads that torch plans for a rank that holds ``pieces`` of the only tensor."""
     [entry] = index.tensors
     planner = DefaultLoadPlanner()
-    state = {"w": StandIn(entry.shape, torch.float32, pieces)}
+    state = {"w": StandIn(entry.shape, torch.float32, pieces, Arena())}
     planner.set_up_planner(state, torch_metadata(index), is_coordinator=True)
     [plan] = planner.create_global_plan([planner.create_local_plan()])
     return [
@@ -77,12 +77,12 @@ def test_scalars_and_ranks_without_a_shard() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.complex128, torch.float8_e4m3fn])
 def test_memory_of_a_piece_begins_as_poison(dtype: torch.dtype) -> None:
-    made = StandIn((4, 6), dtype, [Box((0, 0), (2, 6)), Box((2, 0), (2, 3))])
+    made = StandIn((4, 6), dtype, [Box((0, 0), (2, 6)), Box((2, 0), (2, 3))], Arena())
     assert not made.memory
     [_, place] = [chunk.offsets for chunk in made.__create_chunk_list__()]
     piece = made.__get_tensor_shard__(MetadataIndex("w", place))
     assert (piece.shape, piece.dtype) == ((2, 3), dtype)
-    assert set(bytes(piece.untyped_storage())) == {POISON}
+    assert set(piece.reshape(-1).view(torch.uint8).tolist()) == {POISON}
     assert list(made.memory) == [1]
     with pytest.raises(LookupError):
         made.__get_tensor_shard__(MetadataIndex("w", [1, 0]))
@@ -90,7 +90,7 @@ def test_memory_of_a_piece_begins_as_poison(dtype: torch.dtype) -> None:
 
 def test_a_stand_in_computes_nothing() -> None:
     with pytest.raises(NotImplementedError, match="stand-in"):
-        StandIn((2,), torch.float32, []) + 1
+        StandIn((2,), torch.float32, [], Arena()) + 1
 
 
 def test_a_dtype_that_torch_lacks_is_named() -> None:

@@ -22,6 +22,8 @@ from dcp.pickles.writer import write
 _REBUILD_TYPED = Global("torch._utils", "_rebuild_tensor_v2")
 _REBUILD_UNTYPED = Global("torch._utils", "_rebuild_tensor_v3")
 _UNTYPED = Global("torch.storage", "UntypedStorage")
+_TYPED = {dtype: Global("torch", storage) for dtype, storage in TYPED_STORAGES.items()}
+_DTYPES = {dtype: Global("torch", dtype) for dtype in UNTYPED_DTYPES}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,8 +135,7 @@ class _Builder:
             raise UsageError(f"one storage is used both as {both}; torch saves no such state")
         if dtype is None:
             return PersistentRef(("storage", _UNTYPED, key, "cpu", storage.nbytes))
-        kind = Global("torch", TYPED_STORAGES[dtype])
-        return PersistentRef(("storage", kind, key, "cpu", storage.nbytes // ITEMSIZE[dtype]))
+        return PersistentRef(("storage", _TYPED[dtype], key, "cpu", storage.nbytes // ITEMSIZE[dtype]))
 
     def _tensor(self, tensor: TensorSpec) -> Reduce:
         typed = tensor.dtype in TYPED_STORAGES
@@ -154,7 +155,7 @@ class _Builder:
                 (*tensor.strides,),
                 tensor.requires_grad,
                 OrderedDict(),
-                *(() if typed else (Global("torch", tensor.dtype),)),
+                *(() if typed else (_DTYPES[tensor.dtype],)),
                 *((flags,) if flags else ()),
             ),
         )

@@ -1,0 +1,196 @@
+"""Alerts: once for each problem of each step's bytes, sent again only where a sender failed or vanished."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dcp.findings import finding
+from dcp.storage.local import LocalStore
+from tasks.alert import (
+    MAX_DELIVERIES,
+    Alert,
+    Pending,
+    alert_for_failure,
+    pending_deliveries,
+    plain,
+    raise_alert,
+    redeliver,
+)
+from tasks.ledger import Ledger, StepKey
+from tasks.outcomes import failure_of_report
+from tasks.snapshot import take_snapshot
+from tests.support.lifecycle import CrashError, Sink, anywhere, webhook
+from tests.tasks.test_ledger import race
+
+KEY = StepKey("step_1", "ab" * 32)
+URL = "gs://train/run/step_1"
+
+
+def alert(problem: str = "torn", what: str = "data is missing") -> Alert:
+    return Alert("run", KEY.step, KEY.fingerprint, problem, what, URL, "2026-01-01", f"ckpt validate {URL}")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.open(str(tmp_path), "run")
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    with webhook() as made:
+        yield made
+
+
+def due(ledger: Ledger, *, later: float = 0.0, resend_after: float = 120.0) -> list[Pending]:
+    snapshot = take_snapshot(ledger, remember=False)
+    return pending_deliveries(
+        snapshot.of(KEY), lambda record: snapshot.summary(KEY, record), ledger.clock() + later, resend_after
+    )
+
+
+def test_each_problem_is_told_once(ledger: Ledger, sink: Sink) -> None:
+    for problem in ("torn", "torn", "export", "torn", "export"):
+        raise_alert(ledger, KEY, alert(problem), sinks=[sink.url], emit=None)
+    assert [body["title"] for body in sink.received] == [
+        "[run] step_1 is torn",
+        "[run] step_1 could not be exported",
+    ]
+    assert ledger.stages(KEY) == {
+        "alerted",
+        "alerted.outcome-1",
+        "alerted-export",
+        "alerted-export.outcome-1",
+    }
+    assert due(ledger, later=1e6) == []
+
+
+@pytest.mark.parametrize("kind", ["local", "memory", "gs", "s3"])
+def test_of_racing_watchers_one_tells(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    url = anywhere(kind, request, tmp_path)
+    emitted: list[Alert] = []
+
+    def tell(number: int) -> bool:
+        ledger = Ledger.open(url, "run")
+        problem = ("torn", "export")[number % 2]
+        return raise_alert(ledger, KEY, alert(problem), sinks=[], emit=emitted.append).first
+
+    assert race(6, tell).count(True) == 2
+    assert sorted(one.problem for one in emitted) == ["export", "torn"]
+
+
+def test_what_people_read_says_what_where_since_and_what_to_type(ledger: Ledger) -> None:
+    missing = finding("files.missing", "__0_0.distcp is not there", file="__0_0.distcp")
+    failure = failure_of_report("validate", "torn", [missing], "")
+    told = alert_for_failure(ledger, KEY, failure, url=URL, since=1_700_000_000.0)
+    assert told.body.splitlines()[:4] == [
+        "What: files.missing: __0_0.distcp is not there",
+        f"Where: {URL}",
+        "Since: 2023-11-14T22:13:20.000+00:00",
+        f"Next: ckpt validate {URL}",
+    ]
+    assert len(told.body.splitlines()) == 5
+    assert (told.event, told.resource) == ("checkpoint.torn", "checkpoint.run.step_1")
+    env = failure.model_copy(update={"final": False, "problem": "export", "codes": {}})
+    assert alert_for_failure(ledger, KEY, env, url=URL, since=None).command == f"ckpt run {URL}"
+    load = failure.model_copy(update={"problem": "test-load"})
+    assert alert_for_failure(ledger, KEY, load, url=URL, since=None).command == f"ckpt test-load {URL}"
+
+
+def test_text_from_a_bucket_is_harmless() -> None:
+    assert plain("a\nb\t\x1b[31mc\u202e") == "a b \ufffd[31mc\ufffd"
+    assert len(plain("x" * 10_000)) == 1000
+
+
+def test_a_broken_sink_is_tried_again_on_later_passes_and_then_given_up(
+    ledger: Ledger, sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    emitted: list[Alert] = []
+    sink.broken = True
+    report = raise_alert(ledger, KEY, alert(), sinks=[sink.url], emit=emitted.append)
+    assert not report.ok
+    assert [delivery.ok for delivery in report.deliveries] == [True, False]
+    assert report.deliveries[1].error
+    for number in range(2, MAX_DELIVERIES + 1):
+        [pending] = due(ledger)
+        assert pending == Pending("alerted", number)
+        assert redeliver(ledger, KEY, pending, sinks=[sink.url], emit=emitted.append) is not None
+    assert due(ledger, later=1e6) == []
+    assert len(emitted) == 1
+    assert sink.received == []
+
+
+def test_only_the_sinks_that_failed_are_tried_again(ledger: Ledger, sink: Sink) -> None:
+    with webhook() as other:
+        other.broken = True
+        sinks = [sink.url, other.url]
+        raise_alert(ledger, KEY, alert(), sinks=sinks, emit=None)
+        other.broken = False
+        [pending] = due(ledger)
+        report = redeliver(ledger, KEY, pending, sinks=sinks, emit=None)
+        assert report is not None
+        assert report.ok
+        assert (len(sink.received), len(other.received)) == (1, 1)
+    assert due(ledger, later=1e6) == []
+
+
+def test_a_delivery_is_tried_within_one_pass_first(ledger: Ledger, sink: Sink) -> None:
+    sink.broken = True
+    report = raise_alert(ledger, KEY, alert(), sinks=[sink.url], emit=None)
+    assert report.deliveries[0].attempts == 3
+
+
+def test_a_sender_that_vanished_is_replaced_once(ledger: Ledger, sink: Sink) -> None:
+    def die(_: Alert) -> None:
+        raise CrashError
+
+    for number in (1, 2):
+        with pytest.raises(CrashError):
+            if number == 1:
+                raise_alert(ledger, KEY, alert(), sinks=[sink.url], emit=die)
+            else:
+                [pending] = due(ledger, later=121)
+                redeliver(ledger, KEY, pending, sinks=[sink.url], emit=die)
+        assert due(ledger, later=119) == []
+    # Two senders died. A third is not sent after them, but the gap stays visible.
+    assert due(ledger, later=1e6) == []
+    assert ledger.stages(KEY) == {"alerted", "alerted.try-2"}
+
+
+def test_the_replacement_delivers(ledger: Ledger, sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LocalStore.create
+
+    def create(self: LocalStore, name: str, data: bytes) -> None:
+        original(self, name, data)
+        if name.endswith("/alerted.json"):
+            raise CrashError
+
+    monkeypatch.setattr(LocalStore, "create", create)
+    with pytest.raises(CrashError):
+        raise_alert(ledger, KEY, alert(what="everything is lost"), sinks=[sink.url], emit=None)
+    assert sink.received == []
+    [pending] = due(ledger, later=121)
+
+    def again(_: int) -> bool:
+        return redeliver(ledger, KEY, pending, sinks=[sink.url], emit=None) is not None
+
+    assert race(4, again).count(True) == 1
+    assert ["everything is lost" in body["message"] for body in sink.received] == [True]
+    assert due(ledger, later=1e6) == []
+
+
+def test_secrets_do_not_reach_the_ledger(ledger: Ledger) -> None:
+    sinks = [
+        "json://user:hunter2@127.0.0.1:9/s3cr3t",
+        "slack://TAAAAAAAA/BBBBBBBBB/cccccccccccccccccccccccc/#x",
+    ]
+    monkey = raise_alert(ledger, KEY, alert(), sinks=sinks[:1], emit=None)
+    content = ledger.store.read(f"step_1/{KEY.fingerprint}/alerted.outcome-1.json", 10_000).decode()
+    for text in (content, monkey.model_dump_json()):
+        assert "hunter2" not in text
+        assert "s3cr3t" not in text
+    from tasks.alert import _redacted
+
+    assert "cccc" not in _redacted(sinks[1])
+    assert _redacted(sinks[0]) != _redacted(sinks[0] + "2")

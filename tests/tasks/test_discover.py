@@ -1,0 +1,174 @@
+"""Names, numbers, order and states of steps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp.errors import NotFoundError
+from dcp.storage import Store, open_store
+from tasks.discover import DEFAULT_PATTERNS, FoundStep, compile_pattern, discover, step_number
+
+NOW = 2_000_000_000.0
+COMPILED = [compile_pattern(pattern) for pattern in DEFAULT_PATTERNS]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path))
+
+
+def write(store: Store, name: str, *, age: float = 10.0) -> None:
+    import os
+
+    store.replace(name, b"x")
+    os.utime(Path(store.url) / name, (NOW - age, NOW - age))
+
+
+def found(store: Store, **options: Any) -> dict[str, FoundStep]:
+    options = {"grace_seconds": 60.0, "now": NOW, **options}
+    return {step.name: step for step in discover(store, **options).steps}
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("step_12000", 12000),
+        ("step-100", 100),
+        ("step100", 100),
+        ("steps_7", 7),
+        ("iter_0000100", 100),
+        ("global_step10", 10),
+        ("checkpoint-500", 500),
+        ("ckpt_3", 3),
+        ("epoch=3-step=100.ckpt", 100),
+        ("epoch=3-step=100", 100),
+        ("ep1-ba200", 200),
+        ("step_0", 0),
+        ("step_12000.tmp", None),
+        ("old_step_12000", None),
+        ("step_", None),
+        ("step_-1", None),
+        ("step_1_old", None),
+        ("step_٣", None),
+        ("step_1\n", None),
+        (f"step_{'9' * 19}", None),
+        (".step_1", None),
+        ("latest", None),
+        ("12000", None),
+    ],
+)
+def test_names_match_in_full_or_not_at_all(name: str, number: int | None) -> None:
+    assert step_number(name, COMPILED) == number
+
+
+def test_patterns_are_configurable() -> None:
+    mine = [compile_pattern(r"(?:[a-z]+)@(?P<step>\d+)(k)?"), compile_pattern(r"v(\d+)")]
+    assert step_number("run@12", mine) == 12
+    assert step_number("run@12k", mine) == 12
+    assert step_number("v3", mine) == 3
+    assert step_number("step_1", mine) is None
+    assert step_number("../12", [compile_pattern(r".*?(\d+)")]) is None
+    assert step_number("x12y", [compile_pattern(r"x(.*)")]) is None
+
+
+@pytest.mark.parametrize("text", ["(", "step", r"(\d+)-(\d+)", r"step_(?:\d+)"])
+def test_a_pattern_needs_one_number(text: str) -> None:
+    with pytest.raises(ValueError, match=r"regular expression|group for the number"):
+        compile_pattern(text)
+
+
+@given(st.text())
+def test_no_name_breaks_it(name: str) -> None:
+    number = step_number(name, COMPILED)
+    assert number is None or number >= 0
+
+
+def test_steps_come_in_the_order_of_their_numbers(store: Store) -> None:
+    for name in ("step_10", "step_9", "step_100", "step-9", "logs", "step_1.tmp"):
+        write(store, f"{name}/.metadata")
+    write(store, "notes.txt")
+    discovery = discover(store, grace_seconds=60, now=NOW)
+    assert [step.name for step in discovery.steps] == ["step-9", "step_9", "step_10", "step_100"]
+    assert discovery.unknown == ("logs", "step_1.tmp")
+
+
+def test_a_step_without_index_is_writing_until_it_has_come_to_rest(store: Store) -> None:
+    write(store, "step_1/__0_0.distcp", age=59)
+    write(store, "step_2/__0_0.distcp", age=61)
+    write(store, "step_3/__0_0.distcp", age=6100)
+    write(store, "step_3/__1_0.distcp", age=59)
+    write(store, "step_4/__0_0.distcp", age=61)
+    write(store, "step_4/.metadata", age=1)
+    states = {name: step.progress for name, step in found(store).items()}
+    assert states == {"step_1": "writing", "step_2": "incomplete", "step_3": "writing", "step_4": "committed"}
+    step = found(store)["step_3"]
+    assert step.quiet == pytest.approx(59)
+    assert (step.missing, step.bytes) == ((".metadata",), 2)
+
+
+def test_a_clock_that_runs_ahead_is_not_believed(store: Store) -> None:
+    write(store, "step_1/__0_0.distcp", age=-7200)
+    assert found(store)["step_1"].progress == "writing"
+    assert found(store)["step_1"].quiet is None
+    listing = found(store)["step_1"].survey.listing_identity
+    for seconds, progress in ((59, "writing"), (61, "incomplete")):
+        seen = {("step_1", listing): NOW - seconds}
+        step = found(store, first_seen=lambda name, at, seen=seen: seen.get((name, at)))["step_1"]
+        assert step.progress == progress
+    write(store, "step_2/__0_0.distcp", age=-3)
+    assert found(store)["step_2"].quiet == 0
+
+
+def test_an_empty_directory_is_a_step_that_nobody_can_date(store: Store) -> None:
+    (Path(store.url) / "step_1").mkdir()
+    assert found(store)["step_1"].progress == "writing"
+    step = found(store, first_seen=lambda *_: NOW - 61)["step_1"]
+    assert step.progress == "incomplete"
+
+
+def test_required_parts_must_all_be_there(store: Store) -> None:
+    write(store, "step_1/model/.metadata", age=61)
+    write(store, "step_1/optim/__0_0.distcp", age=61)
+    write(store, "step_2/model/.metadata", age=61)
+    write(store, "step_2/optim/.metadata", age=61)
+    write(store, "step_3/.metadata", age=61)
+    steps = found(store, parts=["model", "optim"])
+    assert {name: step.progress for name, step in steps.items()} == {
+        "step_1": "incomplete",
+        "step_2": "committed",
+        "step_3": "incomplete",
+    }
+    assert steps["step_1"].missing == ("optim/.metadata",)
+    # Without being told, a part that has begun is waited for.
+    assert {name: step.progress for name, step in found(store).items()} == {
+        "step_1": "incomplete",
+        "step_2": "committed",
+        "step_3": "committed",
+    }
+
+
+def test_a_rank_local_save_is_committed_once_it_rests(store: Store) -> None:
+    write(store, "step_1/__0.metadata", age=10)
+    write(store, "step_1/__0_0.distcp", age=10)
+    assert found(store)["step_1"].progress == "writing"
+    assert found(store, grace_seconds=5)["step_1"].progress == "committed"
+
+
+def test_other_formats_are_told_apart_once_they_rest(store: Store) -> None:
+    write(store, "step_1/model_world_size_2_rank_0.pt", age=30)
+    assert found(store)["step_1"].progress == "writing"
+    assert found(store, grace_seconds=5)["step_1"].progress == "not-dcp"
+
+
+def test_no_source_is_an_error_and_not_an_empty_list(store: Store) -> None:
+    with pytest.raises(NotFoundError):
+        discover(open_store(f"{store.url}/nowhere"), grace_seconds=60, now=NOW)
+
+
+def test_hostile_names_are_no_steps(store: Store) -> None:
+    write(store, "step_1\n/.metadata")
+    write(store, "step_2/.metadata")
+    assert list(found(store, patterns=[r"step_(\d+)\s*"])) == ["step_2"]

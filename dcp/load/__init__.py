@@ -26,6 +26,8 @@ from dcp.load.simulated import Progress, load_simulated
 
 __all__ = ["BucketReader", "LayoutReport", "TestLoadReport", "test_load"]
 
+LEAST_BUDGET = 1 << 20
+TIMEOUT = 600.0
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
 
 
@@ -35,21 +37,52 @@ def test_load(
     *,
     engine: Engine = "simulated",
     memory_budget: int = 1 << 30,
+    timeout: float = TIMEOUT,
     progress: Progress | None = None,
     **options: Any,
 ) -> TestLoadReport:
-    """Load a checkpoint on ranks of other layouts than it was saved in, and prove what arrived."""
+    """Load a checkpoint on ranks of other layouts than it was saved in, and prove what arrived.
+
+    Args:
+        url: the checkpoint.
+        layouts: such as ``"fsdp=2,tp=2"``.
+        engine: ``"simulated"``, in this process; or ``"gloo"``, in one process a rank, with the whole model
+            in memory.
+        memory_budget: bytes the simulated engine may hold beside what torch and the index take.
+        timeout: seconds a layout may take with gloo.
+        progress: told of the bytes done and of all, by the simulated engine.
+        options: passed to the fsspec filesystem.
+
+    Returns:
+        A report that is not ok where anything is wrong with the checkpoint's content.
+
+    Raises:
+        UsageError: a layout, the engine or the budget is not possible.
+        MetadataError, NotLoadableError: there is no index to load by.
+        EnvironmentFault: storage or memory failed, which says nothing of the checkpoint.
+    """
     started = time.perf_counter()
     parsed = [Layout.parse(text) for text in layouts]
     if not parsed:
         raise UsageError("give at least one layout, e.g. fsdp=2")
+    if memory_budget < LEAST_BUDGET:
+        raise UsageError(f"a memory budget of {memory_budget} bytes is too small; at least {LEAST_BUDGET}")
     checkpoint = open_checkpoint(url, **options)
-    reports = load_simulated(checkpoint, parsed, memory_budget, progress)
+    if engine == "simulated":
+        reports = load_simulated(checkpoint, parsed, memory_budget, progress)
+        read = max(report.bytes_read for report in reports)
+    elif engine == "gloo":
+        from dcp.load.gloo import load_gloo
+
+        reports = load_gloo(checkpoint, parsed, timeout=timeout)
+        read = sum(report.bytes_read for report in reports)
+    else:
+        raise UsageError(f"engine {engine!r} is not known; use simulated or gloo")
     return TestLoadReport(
         checkpoint=checkpoint.url,
         engine=engine,
         ok=all(report.ok for report in reports),
         layouts=reports,
-        bytes_read=max(report.bytes_read for report in reports),
+        bytes_read=read,
         seconds=round(time.perf_counter() - started, 6),
     )

@@ -12,8 +12,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -23,14 +22,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from dcp.archive import Archive
 from dcp.boxes import Box, check_tiling, intersect, whole
 from dcp.errors import CheckpointError
-from dcp.findings import Code, Finding, finding
+from dcp.findings import Finding, finding
 from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.batches import Band, BandNeed
-from dcp.load.bits import Bits, bits_of, first_difference, part, same
+from dcp.load.bits import Bits, bits_of, part
 from dcp.load.metadata import chunk_number, torch_dtype
 from dcp.load.reader import BucketReader, put, target_of
-from dcp.load.standin import StandIn
+from dcp.load.regions import moved, overlapping
+from dcp.load.standin import Arena, StandIn
+from dcp.load.verdicts import about_region, compare, mismatch
 
 Arrived = Sequence[tuple[BandNeed, Bits | CheckpointError]]
 """What was read for one band."""
@@ -56,15 +57,18 @@ class SimulatedRanks:
         layout: Layout,
         index: CheckpointIndex,
         cuts: Mapping[str, Sequence[Box]],
+        arena: Arena,
         planner: Callable[[], LoadPlanner] = InertPlanner,
     ) -> None:
         """
         Args:
             index: of the checkpoint; its tensors that have no ``cuts`` are not loaded.
             cuts: each tensor's bands, by key.
+            arena: memory for one band at a time; may be shared with other layouts.
             planner: makes the planner of each rank.
         """
         self.layout = layout
+        self._arena = arena
         self.rank_bytes = [0] * layout.ranks
         self.findings: list[Finding] = []
         self._entries = [e for e in index.tensors if e.key in cuts]
@@ -77,12 +81,10 @@ class SimulatedRanks:
         self._excused: dict[str, list[Box]] = defaultdict(list)
         for entry in self._entries:
             for rank, box in enumerate(layout.boxes(entry.shape)):
-                cut = [
-                    (n, common) for n, band in enumerate(cuts[entry.key]) if (common := intersect(band, box))
-                ]
+                cut = list(overlapping(entry.shape, cuts[entry.key], box))
                 self._pieces[rank][entry.key] = [number for number, _ in cut]
                 self._states[rank][entry.key] = StandIn(
-                    entry.shape, torch_dtype(entry), [piece for _, piece in cut]
+                    entry.shape, torch_dtype(entry), [piece for _, piece in cut], arena
                 )
         for state in self._states:
             state.update({entry.key: None for entry in index.objects})
@@ -127,8 +129,12 @@ class SimulatedRanks:
         for rank in ranks:
             stand_in = self._stand_in(rank, entry.key)
             for number, memory in stand_in.memory.items():
-                self._compare(rank, entry, stand_in.pieces[number], bits_of(memory), bits.values())
+                for need, value in bits.values():
+                    found = compare(bits_of(memory), stand_in.pieces[number], value, need.region)
+                    if found is not None:
+                        self.findings.append(mismatch(entry, self.layout, rank, *found))
             stand_in.memory.clear()
+        self._arena.reset()
 
     def load_object(self, entry: ObjectEntry, archive: Archive) -> None:
         """Unpickle an object, which must be one that ``weights_only`` takes, on every rank."""
@@ -170,62 +176,27 @@ class SimulatedRanks:
         written = [*self._loaded[rank, entry.key], *excused]
         tiling = check_tiling(box.sizes, [region.shifted(box.offsets) for region in written])
         for gap in tiling.gaps:
-            self._find_region("tiling.gap", "no read filled", rank, entry, _moved(gap, box))
+            region = moved(gap, box.offsets)
+            self.findings.append(
+                about_region("tiling.gap", "no read filled", entry, self.layout, rank, region)
+            )
         for first, second, common in tiling.overlaps:
-            region = _moved(common, box)
-            chunks = [str(written[first]), str(written[second])]
-            self._find_region("tiling.overlap", "two reads wrote", rank, entry, region, reads=chunks)
+            region = moved(common, box.offsets)
+            reads = [str(written[first]), str(written[second])]
+            self.findings.append(
+                about_region(
+                    "tiling.overlap", "two reads wrote", entry, self.layout, rank, region, reads=reads
+                )
+            )
 
     def _note(self, rank: int, entry: TensorEntry, item: ReadItem, target: torch.Tensor) -> None:
         offset = item.dest_index.offset
         assert offset is not None
-        corner = tuple(o + d for o, d in zip(offset, item.dest_offsets, strict=True))
-        self._loaded[rank, entry.key].append(Box(corner, tuple(item.lengths)))
+        written = moved(Box(tuple(item.dest_offsets), tuple(item.lengths)), tuple(offset))
+        self._loaded[rank, entry.key].append(written)
         self.rank_bytes[rank] += target.nbytes
-
-    def _compare(
-        self,
-        rank: int,
-        entry: TensorEntry,
-        piece: Box,
-        memory: Bits,
-        sources: Iterable[tuple[BandNeed, Bits]],
-    ) -> None:
-        for need, bits in sources:
-            common = intersect(need.region, piece)
-            if common is None:
-                continue
-            loaded = part(memory, common.shifted(piece.offsets))
-            expected = part(bits, common.shifted(need.region.offsets))
-            if not same(loaded, expected):
-                place = first_difference(loaded, expected, len(entry.shape))
-                first = [o + p for o, p in zip(common.offsets, place, strict=True)]
-                self._find_region(
-                    "records.mismatch", "the checkpoint does not hold what was loaded into",
-                    rank, entry, common, first=first,
-                )  # fmt: skip
-
-    def _find_region(
-        self, code: Code, what: str, rank: int, entry: TensorEntry, region: Box, **detail: Any
-    ) -> None:
-        self.findings.append(
-            finding(
-                code,
-                f"{entry.key}: {what} {region} on rank {rank} of {self.layout}",
-                key=entry.key,
-                rank=rank,
-                offsets=list(region.offsets),
-                sizes=list(region.sizes),
-                **detail,
-            )
-        )
 
     def _stand_in(self, rank: int, key: str) -> StandIn:
         found = self._states[rank][key]
         assert found is not None
         return found
-
-
-def _moved(box: Box, origin: Box) -> Box:
-    """A box counted from ``origin``'s corner, counted from the tensor's."""
-    return Box(tuple(o + p for o, p in zip(box.offsets, origin.offsets, strict=True)), box.sizes)

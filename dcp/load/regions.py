@@ -37,6 +37,11 @@ def strides(shape: Shape) -> Shape:
     return tuple(steps)
 
 
+def moved(box: Box, origin: Shape) -> Box:
+    """A box counted from ``origin``, counted from where ``origin`` is counted from; undoes `Box.shifted`."""
+    return Box(tuple(o + p for o, p in zip(box.offsets, origin, strict=True)), box.sizes)
+
+
 def bands(shape: Shape, itemsize: int, limit: int) -> Iterator[Box]:
     """Cut ``shape`` into boxes of at most ``limit`` bytes, in C order, each contiguous in C order.
 

@@ -22,6 +22,7 @@ class LayoutReport(Report):
             serves share what it reads, and each reports all of it.
         requests: ranges read, likewise.
         rank_bytes: bytes of tensors that each rank loaded, by rank.
+        rank_seconds: duration of each rank's own load, by rank; from the gloo engine only.
         tensors: tensors loaded.
         objects: objects unpickled with ``weights_only``.
         objects_scanned: objects that were only scanned, since only their own classes could load them.
@@ -36,6 +37,7 @@ class LayoutReport(Report):
     bytes_read: int = 0
     requests: int = 0
     rank_bytes: list[int] = Field(default_factory=list)
+    rank_seconds: list[float] = Field(default_factory=list)
     tensors: int = 0
     objects: int = 0
     objects_scanned: int = 0

@@ -7,31 +7,29 @@ one record is a finding in each layout, with the ranks it concerns, and the rest
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 
 from torch.distributed.checkpoint.planner import LoadPlanner
 
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
-from dcp.checks.files import check_files
-from dcp.checks.tiling import check_tensor
-from dcp.errors import CheckpointError, MetadataError
-from dcp.findings import Finding, finding, has_errors
-from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
+from dcp.errors import CheckpointError
+from dcp.findings import Finding, has_errors
+from dcp.index import ObjectEntry
 from dcp.layout import Layout
-from dcp.load.batches import BandNeed, Batch, batches, cut, is_sound
+from dcp.load.batches import BandNeed, Batch, batches, cut
 from dcp.load.bits import Bits
-from dcp.load.metadata import torch_dtype, torch_metadata
+from dcp.load.metadata import torch_metadata
 from dcp.load.objects import examine
+from dcp.load.preflight import preflight
 from dcp.load.pull import Got, Pull
 from dcp.load.ranks import InertPlanner, SimulatedRanks
 from dcp.load.reader import BucketReader
 from dcp.load.report import LayoutReport
+from dcp.load.standin import Arena
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -71,15 +69,15 @@ class _Pass:
         self.checkpoint = checkpoint
         self.budget = memory_budget
         self.progress = progress
-        self.findings: list[Finding] = []
-        self.reported: set[tuple[object, ...]] = set()
+        self.index, self.findings = preflight(checkpoint)
+        self.reported: set[tuple[object, ...]] = {(f.code, f.file or f.key) for f in self.findings}
         self.done = 0
         self.unpickled = 0
         self.scanned = 0
         self.pull = Pull(checkpoint, budget=min(READ_AHEAD, memory_budget // 4))
-        self.index = self._usable()
         self.cuts = cut(self.index, layouts, memory_budget)
-        self.ranks = [SimulatedRanks(layout, self.index, self.cuts, planner) for layout in layouts]
+        arena = Arena()
+        self.ranks = [SimulatedRanks(layout, self.index, self.cuts, arena, planner) for layout in layouts]
         self.seconds = [0.0] * len(layouts)
         self.failures: list[list[Finding]] = [[] for _ in layouts]
 
@@ -98,22 +96,6 @@ class _Pass:
                 ranks.check_coverage()
         shared = time.perf_counter() - started - sum(self.seconds)
         return [self._report(number, shared / len(self.ranks)) for number in range(len(self.ranks))]
-
-    def _usable(self) -> CheckpointIndex:
-        """The index without the tensors that cannot be loaded at all; each of these is a finding."""
-        self.findings += [
-            found
-            for found in check_files(self.checkpoint, newer_seconds=math.inf, copied=True)
-            if found.severity == "error" and found.code != "records.overlap"
-        ]
-        self.reported.update((found.code, found.file or found.key) for found in self.findings)
-        kept: dict[str, Entry] = {}
-        for entry in self.checkpoint.index.entries.values():
-            problems = _problems(entry) if isinstance(entry, TensorEntry) else []
-            self.findings += problems
-            if not problems:
-                kept[entry.key] = entry
-        return replace(self.checkpoint.index, entries=kept)
 
     def _plan(self) -> None:
         metadata = torch_metadata(self.index)
@@ -193,27 +175,6 @@ class _Pass:
             seconds=round(self.seconds[number] + shared_seconds, 6),
             findings=findings,
         )
-
-
-def _problems(entry: TensorEntry) -> list[Finding]:
-    """Why a tensor cannot be loaded at all, if so."""
-    if entry.dtype.startswith("q"):
-        message = f"{entry.key} is quantised ({entry.dtype}): a plain tensor of that type cannot be made"
-        return [finding("metadata.unsupported", message, key=entry.key)]
-    try:
-        torch_dtype(entry)
-    except MetadataError as error:
-        return [error.as_finding()]
-    if is_sound(entry):
-        return []
-    return [*check_tensor(entry)] or [
-        finding(
-            "records.mismatch",
-            f"{entry.key} takes {entry.nbytes} bytes, far more than its records can hold",
-            key=entry.key,
-            expected=entry.nbytes,
-        )
-    ]
 
 
 def _failure(error: CheckpointError, **detail: object) -> Finding:

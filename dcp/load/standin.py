@@ -21,6 +21,36 @@ from dcp.load.metadata import torch_chunk
 
 POISON = 0xA5
 """The byte every element is made of before it is loaded."""
+_ALIGNMENT = 64
+
+
+def poisoned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor of nothing but poison."""
+    raw = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    return raw.fill_(POISON).view(dtype).view(shape)
+
+
+class Arena:
+    """Memory for the pieces of one band at a time, used again for the next: fresh pages are slow to touch."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def poisoned(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of nothing but poison, for use until `reset`."""
+        size = prod(shape) * dtype.itemsize
+        if self._used + size > self._block.numel():
+            # What was handed out of the old block keeps it alive until it is dropped.
+            self._block = torch.empty(2 * (self._used + size), dtype=torch.uint8)
+            self._used = 0
+        raw = self._block[self._used : self._used + size].fill_(POISON)
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return raw.view(dtype).view(shape)
+
+    def reset(self) -> None:
+        """Take everything back; tensors handed out must not be used any more."""
+        self._used = 0
 
 
 class StandIn(torch.Tensor):
@@ -28,18 +58,21 @@ class StandIn(torch.Tensor):
 
     Attributes:
         pieces: disjoint regions of the tensor that the rank holds, in elements.
+        arena: where their memory comes from.
         memory: tensors of the pieces in use, by the piece's number.
     """
 
     pieces: Sequence[Box]
+    arena: Arena
     memory: dict[int, torch.Tensor]
 
     @staticmethod
-    def __new__(cls, shape: Shape, dtype: torch.dtype, pieces: Sequence[Box]) -> StandIn:
+    def __new__(cls, shape: Shape, dtype: torch.dtype, pieces: Sequence[Box], arena: Arena) -> StandIn:
         made: StandIn = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype, device=torch.device("cpu")
         )
         made.pieces = pieces
+        made.arena = arena
         made.memory = {}
         return made
 
@@ -49,7 +82,7 @@ class StandIn(torch.Tensor):
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         number = self.number_of(index)
         if number not in self.memory:
-            self.memory[number] = poisoned(self.pieces[number].sizes, self.dtype)
+            self.memory[number] = self.arena.poisoned(self.pieces[number].sizes, self.dtype)
         return self.memory[number]
 
     def number_of(self, index: MetadataIndex) -> int:
@@ -72,9 +105,3 @@ class StandIn(torch.Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Never:
         raise NotImplementedError(f"a stand-in has no values: {func} cannot be computed")
-
-
-def poisoned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor of nothing but poison."""
-    raw = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8).fill_(POISON)
-    return raw.view(dtype).view(shape)

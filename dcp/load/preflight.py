@@ -1,0 +1,54 @@
+"""What can be said of a load before it begins: which tensors can be loaded, and which bytes are missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from dcp.checkpoint import Checkpoint
+from dcp.checks.files import check_files
+from dcp.checks.tiling import check_tensor
+from dcp.errors import MetadataError
+from dcp.findings import Finding, finding
+from dcp.index import CheckpointIndex, Entry, TensorEntry
+from dcp.load.batches import is_sound
+from dcp.load.metadata import torch_dtype
+
+
+def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:
+    """The index without the tensors that cannot be loaded at all, and findings.
+
+    Each tensor left out is a finding, and so is every file or record that the listing shows to be absent.
+    """
+    findings = [
+        found
+        for found in check_files(checkpoint, newer_seconds=math.inf, copied=True)
+        if found.severity == "error" and found.code != "records.overlap"
+    ]
+    kept: dict[str, Entry] = {}
+    for entry in checkpoint.index.entries.values():
+        problems = _problems(entry) if isinstance(entry, TensorEntry) else []
+        findings += problems
+        if not problems:
+            kept[entry.key] = entry
+    return replace(checkpoint.index, entries=kept), findings
+
+
+def _problems(entry: TensorEntry) -> list[Finding]:
+    if entry.dtype.startswith("q"):
+        message = f"{entry.key} is quantised ({entry.dtype}): a plain tensor of that type cannot be made"
+        return [finding("metadata.unsupported", message, key=entry.key)]
+    try:
+        torch_dtype(entry)
+    except MetadataError as error:
+        return [error.as_finding()]
+    if is_sound(entry):
+        return []
+    return [*check_tensor(entry)] or [
+        finding(
+            "records.mismatch",
+            f"{entry.key} takes {entry.nbytes} bytes, far more than its records can hold",
+            key=entry.key,
+            expected=entry.nbytes,
+        )
+    ]

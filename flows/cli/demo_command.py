@@ -48,6 +48,8 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
 
     if not report.trained and not report.watched.steps:
         out.line("Nothing to do: every good step is published, and of every bad one people were told.")
+    elif not report.again.steps:
+        out.line("A second pass found nothing left to do.")
     out.line()
     show_status(out, report.status)
 
@@ -58,24 +60,24 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
     def typed(place: str) -> str:
         return shlex.quote(shown(place))
 
+    [run] = report.status.runs
+    latest = next((step.published for step in run.steps if "latest" in step.aliases), None)
     out.line()
     out.facts(
         [
             ("training bucket", shown(report.source)),
             ("published", shown(report.published)),
-            ("ledger, alerts", shown(report.ledger)),
+            ("latest, for torch.load", shown(f"{latest}/checkpoint.pt") if latest else "none"),
+            ("ledger and alerts", shown(report.ledger)),
             ("settings", shown(report.settings)),
             ("took", human_seconds(report.seconds)),
         ]
     )
     out.line()
     out.line("Next")
-    [run] = report.status.runs
-    for step in run.steps:
-        if step.problem and not step.published:
-            out.line(f"  ckpt validate {typed(f'{report.source}/{step.step}')}")
-            break
-    newest = next((step.published for step in reversed(run.steps) if "latest" in step.aliases), None)
-    if newest:
-        out.line(f"  ckpt verify {typed(newest)}")
+    broken = next((step.step for step in run.steps if step.problem), None)
+    if broken:
+        out.line(f"  ckpt validate {typed(f'{report.source}/{broken}')}")
+    if latest:
+        out.line(f"  ckpt verify {typed(latest)}")
     out.line(f"  ckpt status --config {typed(report.settings)}")

@@ -21,6 +21,7 @@ _STATES = {
     "gone": "dim",
 }
 _STAGES: dict[str, Cell] = {"done": ("ok", "good"), "failed": ("failed", "bad"), "open": ("-", "dim")}
+_ALERTS = {"delivered": "told", "failed": "not delivered, tried", "sending": "being told since"}
 _STAGE_COLUMNS = {"validate": "VALID", "test-load": "LOAD", "export": "EXPORT", "publish": "PUBLISH"}
 
 
@@ -65,7 +66,13 @@ def _row(step: StepStatus) -> list[Cell]:
 
 
 def _show_trouble(out: Output, step: StepStatus) -> None:
-    told = [f"told {alert.told}" if alert.state == "delivered" else alert.state for alert in step.alerts]
-    attempts = f", {plural(step.attempts, 'attempt')}" if step.state == "failing" else ""
-    alerts = f" (alert {', '.join(told)}{attempts})" if told else attempts
-    out.line(f"{name(step.step)}: {name(step.message, 500) if step.message else step.state}{alerts}")
+    facts = [f"failed {plural(step.attempts, 'time')}"] if step.state == "failing" else []
+    facts += [f"{alert.problem} {_ALERTS[alert.state]} {_minute(alert.told)}" for alert in step.alerts]
+    out.line(f"{name(step.step)}: {name(step.message or step.state, 500)}")
+    if facts:
+        out.line(f"  {'; '.join(name(fact) for fact in facts)}", "dim")
+
+
+def _minute(told: str) -> str:
+    """``2026-01-31 12:00 UTC`` for a time in ISO 8601."""
+    return f"{told[:16].replace('T', ' ')} UTC"

@@ -45,6 +45,8 @@ class DemoReport(Report):
     saved: list[SavedStep]
     broken: list[BrokenStep]
     watched: PassReport
+    again: PassReport
+    """A second pass, which should find nothing to do."""
     status: StatusReport
     seconds: float
 
@@ -83,6 +85,7 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
             saved=mark.saved,
             broken=mark.broken,
             watched=watched,
+            again=watch_once(settings),
             status=run_status(settings),
             seconds=round(time.monotonic() - started, 3),
         )

@@ -1,6 +1,7 @@
 """The demo as a new user runs it: real training, real damage, the whole lifecycle, and nothing twice."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from dcp.errors import EnvironmentFault
+from flows.demo.place import Mark, Place, SavedStep
+from flows.demo.training import Training
+from flows.settings import load_settings
 from tests.flows.cli.ckpt import ROOT, Said, ckpt_process, command
-
-pytestmark = pytest.mark.slow
 
 GOOD = ("step_10", "step_20", "step_40")
 BAD = {"step_30": "torn", "step_50": "key-mismatch", "step_60": "incomplete"}
@@ -56,6 +59,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(root, _demo(root))
 
 
+@pytest.mark.slow
 def test_the_first_call_shows_everything(demo: Demo) -> None:
     assert demo.said.code == 0, demo.said.err
     assert "Traceback" not in demo.said.out + demo.said.err
@@ -67,6 +71,7 @@ def test_the_first_call_shows_everything(demo: Demo) -> None:
     assert str(demo.root / "lifecycle.toml") in demo.said.out
 
 
+@pytest.mark.slow
 def test_training_was_real(demo: Demo) -> None:
     mark = json.loads((demo.root / "demo.json").read_text())
     losses = [saved["loss"] for saved in mark["saved"]]
@@ -91,6 +96,7 @@ def _loaded_directly(step: Path) -> dict[str, Any]:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", GOOD)
 def test_what_is_published_is_what_torch_loads_from_the_checkpoint(demo: Demo, step: str) -> None:
     import torch
@@ -108,6 +114,7 @@ def test_what_is_published_is_what_torch_loads_from_the_checkpoint(demo: Demo, s
             assert published[key] == value
 
 
+@pytest.mark.slow
 def test_bad_steps_are_not_published_and_people_were_told(demo: Demo) -> None:
     for step, problem in BAD.items():
         assert not list(demo.published.glob(f"{step}/*"))
@@ -115,6 +122,7 @@ def test_bad_steps_are_not_published_and_people_were_told(demo: Demo) -> None:
         assert json.loads(alert.read_text())["facts"]["problem"] == problem
 
 
+@pytest.mark.slow
 def test_latest_leads_to_the_newest_good_step(demo: Demo) -> None:
     newest = max((demo.published / "aliases" / "latest").iterdir())
     record = json.loads(newest.read_text())
@@ -122,6 +130,7 @@ def test_latest_leads_to_the_newest_good_step(demo: Demo) -> None:
     assert (demo.published / record["manifest"]).exists()
 
 
+@pytest.mark.slow
 def test_published_steps_verify_and_status_agrees(demo: Demo) -> None:
     for step in GOOD:
         assert ckpt_process("verify", demo.artifact(step).parent, "--quiet").code == 0
@@ -131,6 +140,7 @@ def test_published_steps_verify_and_status_agrees(demo: Demo) -> None:
     assert {step["step"]: step["problem"] for step in run["steps"]} == {**dict.fromkeys(GOOD), **BAD}
 
 
+@pytest.mark.slow
 def test_a_second_call_does_nothing_and_does_it_quickly(demo: Demo) -> None:
     before = demo.state()
     done = subprocess.run(
@@ -147,6 +157,7 @@ def test_a_second_call_does_nothing_and_does_it_quickly(demo: Demo) -> None:
     assert demo.state() == before
 
 
+@pytest.mark.slow
 def test_a_lost_record_is_made_again_and_nothing_else(demo: Demo) -> None:
     before = demo.state()
     [record] = demo.published.glob(".ledger/step_40/*/published.json")
@@ -156,6 +167,7 @@ def test_a_lost_record_is_made_again_and_nothing_else(demo: Demo) -> None:
     assert (said.document["trained"], record.exists()) == (False, True)
     assert [step["step"] for step in said.document["watched"]["runs"][0]["steps"]] == ["step_40"]
     name = str(record.relative_to(demo.root))
+    # Later passes read a summary instead of the records; it follows what they hold.
     ledger_cache = "published/demo/.ledger/cache.json"
     after = demo.state()
     for state in (before, after):
@@ -172,12 +184,44 @@ def test_a_directory_with_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_failing_training_is_one_line(tmp_path: Path) -> None:
-
+def test_a_failing_training_is_one_line_that_names_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    said = ckpt_process("demo", tmp_path / "demo", PYTHONPATH=str(tmp_path))
-    assert said.code == 3
-    assert "training" in said.err
-    assert "no torch here" in said.err
-    assert "Traceback" not in said.err
-    assert (tmp_path / "demo" / "training.log").exists()
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    log = tmp_path / "training.log"
+    with Training(tmp_path / "run", log) as training, pytest.raises(EnvironmentFault) as failure:
+        training.wait()
+    assert f"{log}: ImportError: no torch here" in str(failure.value)
+
+
+def test_an_interrupted_training_is_cleared_and_a_finished_one_is_not(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")
+    assert not place.prepare().trained
+    assert not place.clear_run()
+    (place.run / "step_10").mkdir(parents=True)
+    assert not place.prepare().trained
+    assert place.clear_run()
+    assert not place.run.exists()
+    finished = Mark(trained=True, saved=[SavedStep(step=10, loss=1.5)])
+    place.keep(finished)
+    assert place.prepare() == finished
+
+
+def test_settings_that_the_user_changed_stay(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")
+    place.prepare()
+    settings = load_settings(place.settings)
+    assert settings.run("demo").source == str(place.run)
+    place.settings.write_text(place.settings.read_text().replace("30s", "45s"))
+    place.prepare()
+    assert load_settings(place.settings).interval == 45
+
+
+def test_two_demos_do_not_work_in_one_directory(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")
+    place.prepare()
+    with place.alone():
+        said = ckpt_process("demo", place.root)
+    assert said.code == 2
+    assert "another demo is at work" in said.err

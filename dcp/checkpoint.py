@@ -17,10 +17,7 @@ from typing import Any
 from dcp.errors import MetadataError, NotLoadableError
 from dcp.findings import finding
 from dcp.index import METADATA, CheckpointIndex, merge, parse
-from dcp.storage import ObjectInfo, Store, open_store
-
-METADATA_LIMIT = 4 << 30
-"""Largest `.metadata` read, in bytes: about thirty million chunks."""
+from dcp.storage import ObjectInfo, Store, open_reader, open_store
 
 _RANK_LOCAL = re.compile(r"__(\d+)\.metadata")
 
@@ -145,24 +142,28 @@ def open_checkpoint(url: str | Store | Survey, **options: Any) -> Checkpoint:
     """
     found = url if isinstance(url, Survey) else survey(url, **options)
     if found.kind is Kind.COMMITTED:
-        data = found.store.read(METADATA, METADATA_LIMIT)
         files: tuple[str, ...] = (METADATA,)
-        index = parse(data)
-        digest = hashlib.sha256(data)
+        index, digest = _read_index(found, METADATA)
     elif found.kind is Kind.RANK_LOCAL:
         files = tuple(found.rank_files.values())
-        digest = hashlib.sha256()
         parts: list[tuple[int, CheckpointIndex]] = []
+        digest = b""
         for rank, name in found.rank_files.items():
-            data = found.store.read(name, METADATA_LIMIT)
-            digest.update(hashlib.sha256(data).digest())
-            parts.append((rank, parse(data, name)))
+            part, part_digest = _read_index(found, name)
+            parts.append((rank, part))
+            digest += part_digest
         index = merge(parts)
     else:
         raise _no_index(found)
     return Checkpoint(
-        found.store, found.objects, index, files, fingerprint_of(found.objects.values(), digest.digest())
+        found.store, found.objects, index, files, fingerprint_of(found.objects.values(), digest)
     )
+
+
+def _read_index(found: Survey, name: str) -> tuple[CheckpointIndex, bytes]:
+    """An index object parsed, and the SHA-256 of its content. Its size is the listing's, so it is real."""
+    stream, raw = open_reader(found.store, name, found.objects[name].size)
+    return parse(stream, name), raw.digest()
 
 
 def _no_index(found: Survey) -> NotLoadableError | MetadataError:
@@ -190,7 +191,7 @@ def fingerprint_of(objects: Iterable[ObjectInfo], index_digest: bytes = b"") -> 
 
     Args:
         objects: all objects of the step, in any order.
-        index_digest: SHA-256 of `.metadata`; empty for a step that has none.
+        index_digest: SHA-256 of `.metadata`, or of each `__R.metadata` in turn; empty if there is none.
     """
     digest = _digest(objects)
     digest.update(index_digest)

@@ -10,6 +10,7 @@ Rank-local saves have no `.metadata` but one `__R.metadata` a rank; `merge` join
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -143,14 +144,15 @@ class CheckpointIndex:
         return self.paths[key] if self.paths is not None and key in self.paths else (key,)
 
 
-def parse(data: bytes, file: str = METADATA) -> CheckpointIndex:
-    """Build the index from the bytes of a `.metadata` object.
+def parse(data: bytes | io.BufferedReader[Any], file: str = METADATA) -> CheckpointIndex:
+    """Build the index from a `.metadata` object, given whole or as a stream.
 
     Raises:
         MetadataError: ``metadata.empty``, ``metadata.unreadable``, ``metadata.unsafe``, or
             ``metadata.unsupported`` for a well-formed index of an unknown kind.
     """
-    wire = load(data, file)
+    stream: io.BufferedReader[Any] = io.BufferedReader(io.BytesIO(data)) if isinstance(data, bytes) else data
+    wire = load(stream, file)
     with gc_paused():
         return _Parser(wire, file).index()
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
-from dcp.errors import MetadataError
+from dcp.errors import CkptError, MetadataError
 from dcp.record import Record
 from dcp.sealed import INTEGERS, Sealed, malformed, seal
 
@@ -210,23 +210,26 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def load(data: bytes, file: str = ".metadata") -> WireMetadata:
-    """Unpickle `.metadata` bytes into stand-ins.
+def load(source: io.BufferedReader[Any], file: str = ".metadata") -> WireMetadata:
+    """Unpickle a `.metadata` object into stand-ins.
 
     Args:
-        data: the object's whole content.
+        source: a buffered stream of its content.
         file: its name, for messages.
 
     Raises:
         MetadataError: ``metadata.empty``, ``metadata.unreadable`` or ``metadata.unsafe``.
+        StorageError, CheckpointError: from reading ``source``.
     """
-    if not data:
+    if not source.peek(1):
         raise MetadataError(f"{file} is empty", code="metadata.empty", file=file)
     try:
         with gc_paused():
-            loaded = _Unpickler(io.BytesIO(data)).load()
+            loaded = _Unpickler(source).load()
     except MetadataError as error:
         error.file = file
+        raise
+    except CkptError:
         raise
     except RecursionError:
         raise MetadataError(f"{file} is nested too deeply", code="metadata.unreadable", file=file) from None

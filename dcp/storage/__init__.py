@@ -9,6 +9,7 @@ range of one; `fetch` reads many ranges in parallel and hands them out in order.
 from dcp.storage.fetch import fetch
 from dcp.storage.opening import open_parent, open_store
 from dcp.storage.ranges import ByteRange, coalesce
+from dcp.storage.reading import open_reader
 from dcp.storage.store import ObjectInfo, Sink, Store
 from dcp.storage.urls import is_safe_name, join_url, normalise_url
 
@@ -23,5 +24,6 @@ __all__ = [
     "join_url",
     "normalise_url",
     "open_parent",
+    "open_reader",
     "open_store",
 ]

@@ -283,5 +283,5 @@ def test_nothing_is_imported_for_it() -> None:
 
 
 def test_stand_ins_hold_what_the_pickle_says() -> None:
-    wire = load(pickle.dumps(metadata(version="9")))
+    wire = load(io.BufferedReader(io.BytesIO(pickle.dumps(metadata(version="9")))))
     assert vars(wire)["version"] == "9"

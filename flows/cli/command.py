@@ -98,7 +98,7 @@ def abandon_stdout() -> None:
 
 def _quieten(debug: bool) -> None:
     """Logs go to stderr: this project's warnings, other packages' errors; more only with ``--debug``."""
-    handler = logging.StreamHandler()
+    handler = StderrHandler()
     handler.setFormatter(_InertFormatter("%(levelname)s %(name)s: %(message)s"))
     # Flows fail with tracebacks in Prefect's log; what happened is in the report that is printed.
     handler.addFilter(lambda record: debug or not record.name.startswith("prefect"))
@@ -107,6 +107,16 @@ def _quieten(debug: bool) -> None:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.WARNING)
     if not debug and not sys.warnoptions:
         warnings.simplefilter("ignore")
+
+
+class StderrHandler(logging.Handler):
+    """Writes to whatever stderr is at the time.
+
+    Where a root handler with a public name stands already, Prefect adds none of its own.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
 
 
 class _InertFormatter(logging.Formatter):

@@ -156,7 +156,8 @@ class Output:
             except (OutputClosedError, EnvironmentFault):
                 self._complain(f"error: {failure.message}", "error")
             return
-        self._complain(f"error: {failure.message}", "error")
+        code = f" ({failure.findings[0].code})" if len(failure.findings) == 1 else ""
+        self._complain(f"error: {failure.message}{code}", "error")
         if len(failure.findings) > 1:
             for text, style in _folded(failure.findings):
                 self._complain(f"  {text}", style)

@@ -1,0 +1,117 @@
+"""`ckpt test-load` and `ckpt export`: contracts of their JSON, exit codes, and what they leave behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.flows.cli.ckpt import Ckpt
+from tests.support.train import SavedCheckpoint
+
+LAYOUT = {"layout", "ranks", "ok", "bytes_needed", "bytes_read", "seconds", "findings"}
+
+
+def test_test_load_takes_two_and_three_ranks_by_default(ckpt: Ckpt, whole: Path) -> None:
+    said = ckpt("test-load", whole, "--json")
+    assert (said.code, said.document["ok"], said.err) == (0, True, "")
+    assert [(each["layout"], each["ranks"]) for each in said.document["layouts"]] == [
+        ("fsdp=2", 2),
+        ("fsdp=3", 3),
+    ]
+    for each in said.document["layouts"]:
+        assert set(each) >= LAYOUT
+        assert each["ok"]
+        assert each["bytes_needed"] > 0
+        assert each["findings"] == []
+
+
+def test_test_load_takes_the_layouts_asked_for(ckpt: Ckpt, whole: Path) -> None:
+    said = ckpt("test-load", whole, "--json", "--layout", "fsdp=5", "--layout", "fsdp=2,tp=2")
+    assert [(each["layout"], each["ranks"]) for each in said.document["layouts"]] == [
+        ("fsdp=5", 5),
+        ("fsdp=2,tp=2", 4),
+    ]
+
+
+def test_test_load_of_a_damaged_checkpoint(ckpt: Ckpt, whole: Path) -> None:
+    os.truncate(whole / "__1_0.distcp", 2000)
+    said = ckpt("test-load", whole, "--json")
+    assert said.code == 1
+    if "error" in said.document:
+        assert said.document["error"]["findings"]
+    else:
+        assert not said.document["ok"]
+        assert any(each["findings"] for each in said.document["layouts"])
+    assert ckpt("test-load", whole).code == 1
+
+
+@pytest.mark.parametrize(
+    "options", [["--layout", "fsdp=0"], ["--layout", "nonsense"], ["--memory-budget", "lots"]]
+)
+def test_wrong_layouts_and_sizes_are_wrong_usage(ckpt: Ckpt, whole: Path, options: list[str]) -> None:
+    said = ckpt("test-load", whole, "--json", *options)
+    assert (said.code, said.document["error"]["exit_code"]) == (2, 2)
+
+
+def test_export_writes_what_torch_loads(
+    ckpt: Ckpt, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path
+) -> None:
+    file = tmp_path / "out.pt"
+    said = ckpt("export", fsdp2_checkpoint.path, file, "--json")
+    assert (said.code, said.err) == (0, "")
+    [written] = said.document["files"]
+    assert (written["name"], written["size"]) == ("out.pt", file.stat().st_size)
+    expected = fsdp2_checkpoint.expected()
+    loaded = torch.load(file, weights_only=True)
+    weight = "model.layers.0.w1.weight"
+    assert torch.equal(loaded["model"]["layers.0.w1.weight"], expected[weight])
+    assert set(said.document["tensors"]) == {k for k, v in expected.items() if isinstance(v, torch.Tensor)}
+    assert said.document["tensors"][weight]["shape"] == list(expected[weight].shape)
+
+
+def test_export_selects_and_renames(ckpt: Ckpt, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
+    file = tmp_path / "out.pt"
+    said = ckpt(
+        *("export", fsdp2_checkpoint.path, file, "--include", "model.*", "--exclude", "*.norm.*"),
+        *("--strip-prefix", "model.", "--rename", "^layers=>blocks"),
+    )
+    assert said.code == 0, said.err
+    names = set(torch.load(file, weights_only=True))
+    assert "blocks.0.w1.weight" in names
+    assert not any("norm" in name or name.startswith("model") for name in names)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_plan_writes_nothing(ckpt: Ckpt, whole: Path, tmp_path: Path, options: list[str]) -> None:
+    file = tmp_path / "out" / "plan.pt"
+    said = ckpt("export", whole, file, "--plan", *options)
+    assert said.code == 0
+    assert not file.parent.exists()
+    if options:
+        assert {"memory", "disk", "bytes", "seconds", "files"} <= set(said.document)
+    else:
+        assert "memory" in said.out
+
+
+def test_a_damaged_checkpoint_is_not_exported(ckpt: Ckpt, whole: Path, tmp_path: Path) -> None:
+    os.truncate(whole / "__1_0.distcp", 2000)
+    file = tmp_path / "out.pt"
+    said = ckpt("export", whole, file, "--json")
+    assert said.code == 1
+    assert "files.truncated" in {found["code"] for found in said.document["error"]["findings"]}
+    assert not file.exists()
+    assert "files.truncated" in ckpt("export", whole, file).err
+
+
+@pytest.mark.parametrize(
+    "options", [["--rename", "no arrow"], ["--include", "nothing.*"], ["--memory-budget", "0"]]
+)
+def test_exports_that_make_no_sense(ckpt: Ckpt, whole: Path, tmp_path: Path, options: list[str]) -> None:
+    assert ckpt("export", whole, tmp_path / "out.pt", *options).code == 2
+    assert not (tmp_path / "out.pt").exists()
+
+
+def test_a_budget_that_cannot_be_kept_is_the_machines_fault(ckpt: Ckpt, whole: Path, tmp_path: Path) -> None:
+    said = ckpt("export", whole, tmp_path / "out.pt", "--memory-budget", "1MiB", "--json")
+    assert (said.code, said.document["error"]["class"]) == (3, "ResourceError")

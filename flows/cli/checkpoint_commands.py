@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -87,12 +87,17 @@ def load_as_others(
             help="Ranks to load as, e.g. fsdp=8 or fsdp=4,tp=2; may be repeated. Default: fsdp=2 and fsdp=3.",
         ),
     ] = None,
+    engine: Annotated[
+        Literal["simulated", "gloo"],
+        typer.Option("--engine", help="All ranks in this process, or a real process a rank."),
+    ] = "simulated",
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
 ) -> int:
     """Load a checkpoint as other numbers of ranks would.
 
-    All ranks are simulated in this process, each through torch's own load planning. Nothing may remain of
-    what stood in the targets before, and every tensor must equal what the index's chunks hold.
+    Every rank goes through torch's own load planning, simulated in this process or, with --engine gloo, in a
+    process of its own, which takes memory for the whole model. Nothing may remain of what stood in the
+    targets before, and every tensor must equal what the index's chunks hold.
 
     \b
     Example:
@@ -105,6 +110,7 @@ def load_as_others(
         report = test_load(
             url,
             layouts=tuple(layout or DEFAULT_LAYOUTS),
+            engine=engine,
             memory_budget=memory_budget,
             progress=progress,
         )

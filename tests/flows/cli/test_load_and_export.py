@@ -34,6 +34,18 @@ def test_test_load_takes_the_layouts_asked_for(ckpt: Ckpt, whole: Path) -> None:
     ]
 
 
+def test_test_load_with_real_ranks_agrees(ckpt: Ckpt, whole: Path) -> None:
+    documents = [
+        ckpt("test-load", whole, "--json", "--layout", "fsdp=2", "--engine", engine).document
+        for engine in ("simulated", "gloo")
+    ]
+    assert [document["engine"] for document in documents] == ["simulated", "gloo"]
+    for key in ("layout", "ranks", "ok", "bytes_needed", "tensors", "objects"):
+        simulated, gloo = (document["layouts"][0][key] for document in documents)
+        assert simulated == gloo, key
+    assert ckpt("test-load", whole, "--engine", "mpi").code == 2
+
+
 def test_test_load_of_a_damaged_checkpoint(ckpt: Ckpt, whole: Path) -> None:
     os.truncate(whole / "__1_0.distcp", 2000)
     said = ckpt("test-load", whole, "--json")

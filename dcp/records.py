@@ -11,7 +11,7 @@ Every number in a record is held against the index and the object's real size be
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from dcp.pickles.tensors import TensorNode, is_tensor, tensor_of
 from dcp.record import Record
 from dcp.safetensors_file import Stored, looks_like_safetensors, read_header
 from dcp.storage import ByteRange, ObjectInfo, Store, is_safe_name
-from dcp.zip_entries import DESCRIPTOR_MAX, Entry, descriptor, front_entries, is_zip
+from dcp.zip_entries import Entry, check_rest, descriptor, front_entries, is_zip
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 HEAD = 4096
 """Bytes read to find where a record's data begins; torch's own heads end at 704 or earlier."""
+TAIL_LIMIT = 1 << 20
+"""Most bytes behind a tensor's data in its record; torch writes less than a thousand."""
 OBJECT_LIMIT = 1 << 30
 """Largest pickled object decoded, in bytes."""
 _SHORTEST_HEAD = 16
@@ -58,6 +60,8 @@ class Located:
     """Whether bytes ``start <= i < start + nbytes`` are the chunk in C order."""
     checkable: bool
     """Whether a CRC is recorded right behind these very bytes; see `guarded`."""
+    front: Mapping[str, Entry] = field(default_factory=dict, repr=False)
+    """Entries of the record's archive as its head tells them."""
 
     @property
     def row_bytes(self) -> int:
@@ -75,17 +79,16 @@ class Located:
 
     @property
     def guarded(self) -> ByteRange:
-        """The elements of a checkable chunk and the data descriptor behind them, for `verify`."""
+        """The elements of a checkable chunk and all of the record behind them, for `verify`."""
         record = self.chunk.record
         assert record is not None
-        end = min(self.start + self.nbytes + DESCRIPTOR_MAX, record.end)
-        return ByteRange(self.name, self.start, end)
+        return ByteRange(self.name, self.start, record.end)
 
     def verify(self, tail: bytes, crc32: int) -> None:
         """Hold a CRC computed over the elements against the recorded one.
 
         Args:
-            tail: the bytes that follow the elements, as far as `guarded` reaches.
+            tail: the bytes that follow the elements, to the record's end.
             crc32: of the elements.
 
         Raises:
@@ -101,6 +104,12 @@ class Located:
                 expected=found[0],
                 actual=crc32,
             )
+        record = self.chunk.record
+        assert record is not None
+        try:
+            check_rest(tail, self.start + self.nbytes - record.offset, self.front)
+        except RecordError as error:
+            raise self.fault(str(error), code=error.code) from None
 
     def fault(self, why: str, code: Code = "records.undecodable", **facts: object) -> RecordError:
         """An error about this chunk."""
@@ -215,8 +224,13 @@ class Records:
         try:
             for found in front_entries(head):
                 entries[found.name] = found
+                if found.name.startswith("data/"):
+                    break
+            _check_front(head, entries)
             tensor = self._tensor(entry, chunk, record, head, entries)
-        except PickleError as error:
+        except (PickleError, RecordError) as error:
+            if error.key is not None:
+                raise
             raise fault(entry, record, str(error), chunk=chunk, code=error.code) from None
         data = entries.get(f"data/{tensor.storage.key}")
         if data is None and tensor.storage.nbytes == 0:
@@ -234,6 +248,10 @@ class Records:
             raise fault(
                 entry, record, "its elements lie beyond its storage", chunk=chunk, code="records.mismatch"
             )
+        if record.length - (data.start + size) > TAIL_LIMIT:
+            raise fault(
+                entry, record, "something else stands behind its data", chunk=chunk, code="records.mismatch"
+            )
         start = record.offset + data.start + tensor.offset * ITEMSIZE[tensor.dtype]
         return Located(
             entry,
@@ -243,6 +261,7 @@ class Records:
             nbytes,
             direct=tensor.contiguous and not tensor.conj and not tensor.neg,
             checkable=size == nbytes > 0 and bool(entries[PICKLE].crc32),
+            front=entries,
         )
 
     def _tensor(
@@ -327,6 +346,22 @@ class Records:
         if len(decoded) > limit:
             raise fault(entry, record, f"it decodes to more than {limit} bytes", code="records.mismatch")
         return decoded
+
+
+def _check_front(head: bytes, entries: Mapping[str, Entry]) -> None:
+    """CRCs of the small entries before the tensor's data, if the record has CRCs at all."""
+    from isal import isal_zlib
+
+    if PICKLE not in entries or not entries[PICKLE].crc32:
+        return
+    for name, entry in entries.items():
+        if entry.size is None or name.startswith("data/"):
+            continue
+        if isal_zlib.crc32(head[entry.start : entry.start + entry.size]) != entry.crc32:
+            raise RecordError(f"the CRC of entry {name} is wrong", code="records.corrupt")
+    order = entries.get("byteorder")
+    if order is not None and head[order.start : order.start + (order.size or 0)] != b"little":
+        raise RecordError("the archive was written on a big-endian machine")
 
 
 def _read_tensor(value: Value) -> TensorNode:

@@ -19,10 +19,10 @@ from isal import isal_zlib
 
 from dcp.boxes import Shape
 from dcp.dtypes import ITEMSIZE
+from dcp.errors import CheckpointError
 from dcp.exporting.bands import Band, Piece
 from dcp.index import Chunk, TensorEntry
 from dcp.records import Located, Records
-from dcp.zip_entries import DESCRIPTOR_MAX
 
 _Place = tuple[str, Shape]
 """A chunk by its key and offsets. Its record would not do: in a safetensors file records look alike."""
@@ -37,6 +37,8 @@ class Filled:
     view: memoryview
     crc32: int
     """Of ``view``."""
+    fault: CheckpointError | None = None
+    """Why ``view`` cannot be believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +82,9 @@ class Pump:
         return (2 * threads + 2 + threads) * band_bytes
 
     def run(self, jobs: Iterable[tuple[TensorEntry, Band]]) -> Iterator[Filled]:
-        """Yield each job filled, in order.
+        """Yield each job filled, in order; a damaged record makes the bands that need it faulty.
 
         Raises:
-            CheckpointError: a record is damaged or does not fit the index.
             StorageError: the store failed.
         """
         ahead = 2 * self.threads + 1
@@ -111,18 +112,26 @@ class Pump:
         self, waiting: deque[tuple[TensorEntry, Band, bytearray, Future[list[_Read]]]]
     ) -> Iterator[Filled]:
         entry, band, buffer, future = waiting.popleft()
-        reads = future.result()
         view = memoryview(buffer)[: band.nbytes]
-        for piece, read in zip(band.pieces, reads, strict=True):
-            self._account(_place(entry, piece.chunk), piece, read)
-        crc32 = 0
-        if band.straight:
+        try:
+            reads = future.result()
             for piece, read in zip(band.pieces, reads, strict=True):
-                crc32 = isal_zlib.crc32_combine(crc32, read.crc32, piece.nbytes)
+                self._account(_place(entry, piece.chunk), piece, read)
+        except CheckpointError as fault:
+            yield Filled(entry, band, view, 0, fault)
         else:
-            crc32 = isal_zlib.crc32(view)
-        yield Filled(entry, band, view, crc32)
+            yield Filled(entry, band, view, self._joined(band, view, reads))
         self._buffers.put(buffer)
+
+    @staticmethod
+    def _joined(band: Band, view: memoryview, reads: list[_Read]) -> int:
+        """CRC of a band: from its pieces' where they follow one another, or else taken anew."""
+        if not band.straight:
+            return isal_zlib.crc32(view)
+        crc32 = 0
+        for piece, read in zip(band.pieces, reads, strict=True):
+            crc32 = isal_zlib.crc32_combine(crc32, read.crc32, piece.nbytes)
+        return crc32
 
     def _account(self, place: _Place, piece: Piece, read: _Read) -> None:
         """Join a piece to its chunk; at the chunk's end hold the whole CRC against the record's."""
@@ -131,11 +140,12 @@ class Pump:
         progress = self._progress.setdefault(place, _Progress())
         progress.crc32 = isal_zlib.crc32_combine(progress.crc32, read.crc32, piece.nbytes)
         progress.done += piece.nbytes
-        if progress.done == located.nbytes:
-            if located.direct and located.checkable:
-                located.verify(read.tail, progress.crc32)
+        if piece.end == located.nbytes:
             del self._progress[place], self._located[place]
             self._decoded.pop(place, None)
+            # A chunk whose earlier pieces failed has been reported already.
+            if located.checkable and located.direct and progress.done == located.nbytes:
+                located.verify(read.tail, progress.crc32)
 
     def _fill(self, entry: TensorEntry, band: Band, buffer: bytearray) -> list[_Read]:
         view = memoryview(buffer)[: band.nbytes]
@@ -171,8 +181,7 @@ class Pump:
             return _Read(isal_zlib.crc32(view), b"")
         tail = bytearray()
         if located.checkable and piece.end == located.nbytes:
-            record_end = located.guarded.end
-            tail = bytearray(min(DESCRIPTOR_MAX, record_end - (located.start + piece.end)))
+            tail = bytearray(located.guarded.length - located.nbytes)
         start = located.start + piece.start
         self.records.store.read_into(located.name, start, [view, memoryview(tail)] if tail else [view])
         return _Read(isal_zlib.crc32(view), bytes(tail))

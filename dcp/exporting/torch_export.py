@@ -241,6 +241,8 @@ class Stream:
             left = storage.nbytes
             while left:
                 filled = next(bands_of)
+                if filled.fault is not None:
+                    raise filled.fault
                 digest.update(filled.view)
                 writer.write_storage(key, filled.view, filled.crc32)
                 left -= filled.band.nbytes

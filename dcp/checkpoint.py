@@ -14,8 +14,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dcp.errors import MetadataError, NotLoadableError
-from dcp.findings import finding
+from dcp.errors import MetadataError, NotFoundError, NotLoadableError
+from dcp.findings import Finding, finding
 from dcp.index import METADATA, CheckpointIndex, merge, parse
 from dcp.storage import ObjectInfo, Store, open_reader, open_store
 
@@ -164,6 +164,30 @@ def _read_index(found: Survey, name: str) -> tuple[CheckpointIndex, bytes]:
     """An index object parsed, and the SHA-256 of its content. Its size is the listing's, so it is real."""
     stream, raw = open_reader(found.store, name, found.objects[name].size)
     return parse(stream, name), raw.digest()
+
+
+def changes(checkpoint: Checkpoint) -> list[Finding]:
+    """What was written, changed or removed since the checkpoint was listed: then nothing read of it counts.
+
+    Raises:
+        StorageError: it cannot be listed any more.
+    """
+    try:
+        now = {info.name: info for info in checkpoint.store.objects()}
+    except NotFoundError:
+        now = {}
+    before = checkpoint.objects
+    changed = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
+    if not changed:
+        return []
+    return [
+        finding(
+            "files.newer-than-metadata",
+            f"{len(changed)} objects changed while the checkpoint was being read, first {changed[0]}",
+            file=changed[0],
+            files=changed[:100],
+        )
+    ]
 
 
 def _no_index(found: Survey) -> NotLoadableError | MetadataError:

@@ -8,16 +8,21 @@ parts (`model/` and `optim/`) is judged as a whole; names in its findings begin 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dcp.checkpoint import Kind, Survey, fingerprint_of, open_checkpoint, survey
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
 from dcp.checks.files import check_files
+from dcp.checks.scrub import Progress, Scrubbed, TensorHealth
+from dcp.checks.scrub import scrub as read_all
 from dcp.checks.tiling import check_tilings
 from dcp.contract import Contract, compare, contract_of, read_contract
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, Report, State, finding, has_errors
 from dcp.index import METADATA, CheckpointIndex
+from dcp.pickles.scan import Allowance
 from dcp.producer import describe_foreign
 
 GRACE_SECONDS = 1800.0
@@ -48,6 +53,15 @@ class ValidationReport(Report):
     fingerprint: str
     findings: list[Finding]
     stats: Stats
+    tensors: dict[str, TensorHealth] | None = None
+    """Content of every sound tensor by key; only after a scrub."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_tensors(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = handler(self)
+        if self.tensors is None:
+            document.pop("tensors", None)
+        return document
 
 
 def validate(
@@ -55,19 +69,25 @@ def validate(
     *,
     contract: Contract | str | None = None,
     against: str | None = None,
+    scrub: bool = False,
     copied: bool = False,
+    allow: Sequence[str] = (),
+    progress: Progress | None = None,
     grace_seconds: float = GRACE_SECONDS,
     newer_seconds: float = NEWER_SECONDS,
     now: float | None = None,
     **options: Any,
 ) -> ValidationReport:
-    """Check a checkpoint from its index and a listing.
+    """Check a checkpoint from its index and a listing, and with ``scrub`` from every byte it holds.
 
     Args:
         url: the checkpoint, or a step directory whose parts are checkpoints.
         contract: expected keys, or where to read them.
         against: another checkpoint whose keys are expected.
+        scrub: read every byte and hold it against every checksum there is.
         copied: times of objects mean nothing, because this is a copy.
+        allow: classes that objects may ask for beyond the built-in lists (``pkg.mod.Class``, ``pkg.*``).
+        progress: called during a scrub with bytes done and bytes in all.
         grace_seconds: see `GRACE_SECONDS`.
         newer_seconds: see `NEWER_SECONDS`.
         now: seconds since the epoch to judge ages by; the clock's by default.
@@ -82,7 +102,13 @@ def validate(
     if against is not None:
         expected = contract_of(open_checkpoint(against, **options).index, source=against)
     found = survey(url, **options)
-    judge = _Judge(copied=copied, grace=grace_seconds, newer=newer_seconds, now=now or time.time())
+    judge = _Judge(
+        copied=copied,
+        grace=grace_seconds,
+        newer=newer_seconds,
+        now=now or time.time(),
+        scrub=(lambda c: read_all(c, allow=Allowance(allow), progress=progress)) if scrub else None,
+    )
     verdict = judge.step(found)
     if expected is not None and verdict.index is not None:
         verdict.findings += compare(expected, verdict.index)
@@ -93,6 +119,7 @@ def validate(
         fingerprint=verdict.fingerprint,
         findings=verdict.findings,
         stats=_stats(found, verdict.index, time.perf_counter() - started),
+        tensors=verdict.tensors if scrub else None,
     )
 
 
@@ -108,10 +135,20 @@ class _Verdict:
         self.fingerprint = fingerprint
         self.findings = list(findings)
         self.index = index
+        self.tensors: dict[str, TensorHealth] = {}
 
 
 class _Judge:
-    def __init__(self, *, copied: bool, grace: float, newer: float, now: float) -> None:
+    def __init__(
+        self,
+        *,
+        copied: bool,
+        grace: float,
+        newer: float,
+        now: float,
+        scrub: Callable[[Checkpoint], Scrubbed] | None,
+    ) -> None:
+        self.scrub = scrub
         self.copied = copied
         self.grace = grace
         self.newer = newer
@@ -155,8 +192,14 @@ class _Judge:
         findings += check_tilings(checkpoint.index)
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
+        scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)
+        findings += [f for f in scrubbed.findings if f.code not in _TORN]
+        findings += changes(checkpoint)
         torn = any(f.code in _TORN and f.severity == "error" for f in findings)
-        return _Verdict("torn" if torn else "committed", checkpoint.fingerprint, findings, checkpoint.index)
+        state: State = "torn" if torn else "committed"
+        verdict = _Verdict(state, checkpoint.fingerprint, findings, checkpoint.index)
+        verdict.tensors = scrubbed.tensors
+        return verdict
 
     def _parts(self, found: Survey) -> _Verdict:
         """Every part alone; the step is as good as its worst part, and its keys are all parts' keys."""
@@ -164,7 +207,7 @@ class _Judge:
         findings = [_inside(name, f) for name, verdict in verdicts.items() for f in verdict.findings]
         states = {verdict.state for verdict in verdicts.values()}
         state = next(s for s in _WORST_FIRST if s in states)
-        return _Verdict(
+        joined = _Verdict(
             state,
             fingerprint_of(
                 found.objects.values(), b"".join(v.fingerprint.encode() for v in verdicts.values())
@@ -172,6 +215,8 @@ class _Judge:
             findings,
             _joined({name: v.index for name, v in verdicts.items() if v.index is not None}),
         )
+        joined.tensors = {f"{name}/{k}": t for name, v in verdicts.items() for k, t in v.tensors.items()}
+        return joined
 
 
 _WORST_FIRST: tuple[State, ...] = ("torn", "incomplete", "not-dcp", "writing", "committed")

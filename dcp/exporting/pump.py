@@ -8,7 +8,7 @@ read in pieces is checked as a whole against the CRC its record carries.
 from __future__ import annotations
 
 import queue
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,6 +62,7 @@ class Pump:
 
     Attributes:
         bytes_read: bytes taken from storage for elements so far; heads of records are not counted.
+        unchecked: records read whole whose bytes no CRC guards, by file.
     """
 
     def __init__(self, records: Records, *, band_bytes: int, threads: int) -> None:
@@ -69,6 +70,7 @@ class Pump:
         self.band_bytes = band_bytes
         self.threads = threads
         self.bytes_read = 0
+        self.unchecked: Counter[str] = Counter()
         self._buffers: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
         self._scratch = local()
         self._lock = Lock()
@@ -144,8 +146,12 @@ class Pump:
             del self._progress[place], self._located[place]
             self._decoded.pop(place, None)
             # A chunk whose earlier pieces failed has been reported already.
-            if located.checkable and located.direct and progress.done == located.nbytes:
+            if not located.direct or progress.done < located.nbytes:
+                return
+            if located.checkable:
                 located.verify(read.tail, progress.crc32)
+            else:
+                self.unchecked[located.name] += 1
 
     def _fill(self, entry: TensorEntry, band: Band, buffer: bytearray) -> list[_Read]:
         view = memoryview(buffer)[: band.nbytes]

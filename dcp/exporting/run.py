@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checkpoint import Checkpoint, changes, open_checkpoint
 from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
@@ -191,15 +191,9 @@ def _memory(checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int) -> 
 
 
 def _require_unchanged(checkpoint: Checkpoint) -> None:
-    now = {info.name: info for info in checkpoint.store.objects()}
-    if now != dict(checkpoint.objects):
-        changed = sorted(
-            name for name in {*now, *checkpoint.objects} if now.get(name) != checkpoint.objects.get(name)
-        )
+    for found in changes(checkpoint):
         raise ChangedError(
-            f"{checkpoint.url} changed while it was read ({', '.join(changed[:3])}); nothing was written",
-            code="files.newer-than-metadata",
-            file=changed[0],
+            f"{checkpoint.url}: {found.message}; nothing was written", code=found.code, file=found.file
         )
 
 

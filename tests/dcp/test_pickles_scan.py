@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 from argparse import Namespace
-from functools import partial
+from functools import reduce
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -114,7 +114,7 @@ ATTACKS: dict[str, tuple[object, str]] = {
     "open": (_Calls(open, "/canary", "w"), "io.open|_io.open|builtins.open"),
     "pickle.loads": (_Calls(pickle.loads, b"N."), "_?pickle.loads"),
     "_load_from_bytes": (_Calls(torch.storage._load_from_bytes, b""), "torch.storage._load_from_bytes"),
-    "partial": (partial(print), "functools.partial"),
+    "reduce": (_Calls(reduce, print, "x"), "_?functools.reduce"),
     "torch.load": (_Calls(torch.load, "x"), "torch.serialization.load"),
     "hub": (_Calls(torch.hub.load, "x"), "torch.hub.load"),
     "np.memmap": (_Calls(np.memmap, "/canary"), "numpy.memmap"),
@@ -194,13 +194,13 @@ def test_permitted_names_count_only_in_their_modules() -> None:
         ("pkg", "os.system", Verdict.REACHES_CODE),
         ("one", "Name", Verdict.ALLOWED),
         ("one", "Other", Verdict.UNKNOWN),
-        ("functools", "partial", Verdict.ALLOWED),
+        ("functools", "reduce", Verdict.ALLOWED),
         ("torch.hub", "load", Verdict.REACHES_CODE),
         ("os", "getcwd", Verdict.REACHES_CODE),
     ],
 )
 def test_a_users_list(module: str, name: str, verdict: Verdict) -> None:
-    allow = Allowance(["pkg.*", "one.Name", "functools.partial", "torch.*", "os.getcwd"])
+    allow = Allowance(["pkg.*", "one.Name", "functools.reduce", "torch.*", "os.getcwd"])
     assert verdict_on(Global(module, name), allow) is verdict
 
 
@@ -233,7 +233,7 @@ def test_the_goldens_pickles() -> None:
         unknown.update(name.split(".")[0] for name in judged.unknown)
         same += write(read(data)) == data[: found.end]
     assert len(pickles) > 800
-    assert reaching == {"functools.partial"}
-    assert unknown == {"__main__", "torch", "torchao"}
+    assert reaching == set()
+    assert unknown == {"__main__", "functools", "torch", "torchao"}
     # Written again they are the same bytes, but for one-character strings, which Python itself shares.
     assert same > 0.98 * len(pickles)

@@ -1,0 +1,239 @@
+"""Scrub: every byte that the index refers to read once, and held against every checksum there is.
+
+Tensors pass through `dcp.exporting.pump` in C order, which checks each chunk's record (CRCs, dtype, shape,
+strides, length); on the way each gets a digest that does not depend on how it was chunked, and a look at
+its values. Objects are read, checked, and judged by the globals they ask for, never executed. Records that
+carry no checksum are said to be unchecked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from dcp.boxes import Box, Shape, check_tiling
+from dcp.checkpoint import Checkpoint
+from dcp.checks.values import MEASURED, Health, measure
+from dcp.errors import CheckpointError
+from dcp.exporting.bands import Band, bands
+from dcp.exporting.pump import Pump
+from dcp.findings import Finding, Report, finding
+from dcp.index import Chunks, ObjectEntry, TensorEntry
+from dcp.pickles.scan import Allowance, Verdict, judge, scan
+from dcp.records import Records
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+BAND = 4 << 20
+"""Bytes of a tensor read at once."""
+
+
+class TensorHealth(Report):
+    """A tensor's content. ``digest`` is of its bytes in C order; counts are None for types without NaN."""
+
+    digest: str
+    norm: float | None
+    nan: int | None
+    inf: int | None
+    zero: bool | None
+
+
+@dataclass
+class Scrubbed:
+    """What a scrub found.
+
+    Attributes:
+        findings: in index order.
+        tensors: content by key, for tensors without a fault.
+        bytes_read: bytes taken from storage for elements.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    tensors: dict[str, TensorHealth] = field(default_factory=dict)
+    bytes_read: int = 0
+
+
+def scrub(
+    checkpoint: Checkpoint, *, allow: Allowance | None = None, progress: Progress | None = None
+) -> Scrubbed:
+    """Read and check everything.
+
+    Args:
+        checkpoint: what the index itself gets wrong is left to the checks of the index.
+        allow: classes that objects may ask for beyond the built-in lists.
+        progress: called as bytes are read.
+
+    Raises:
+        StorageError: storage failed, which says nothing of the checkpoint.
+    """
+    return _Scrub(checkpoint, allow, progress).run()
+
+
+class _Scrub:
+    def __init__(self, checkpoint: Checkpoint, allow: Allowance | None, progress: Progress | None) -> None:
+        self.index = checkpoint.index
+        self.records = Records(checkpoint.store, checkpoint.objects)
+        self.allow = allow
+        self.progress = progress
+        self.threads = 8 if "://" in checkpoint.url else 2
+        self.pump = Pump(self.records, band_bytes=BAND, threads=self.threads)
+        self.result = Scrubbed()
+        self.unchecked: Counter[str] = Counter()
+        self.seen: set[tuple[str | None, str, str]] = set()
+        self.broken: dict[int, set[Shape]] = {}
+        self.total = sum(entry.nbytes for entry in self.index.tensors)
+
+    def run(self) -> Scrubbed:
+        self._tensors()
+        self._objects()
+        for name, count in self.unchecked.items():
+            self.result.findings.append(
+                finding(
+                    "records.unchecked",
+                    f"{count} records in {name} carry no CRC: their bytes cannot be checked",
+                    file=name,
+                    count=count,
+                )
+            )
+        self.result.bytes_read = self.pump.bytes_read
+        return self.result
+
+    def _report(self, found: Finding) -> None:
+        """Keep a finding once: a damaged chunk fails every band that needs it."""
+        same = (found.key, found.code, str(found.detail.get("offsets")))
+        if same not in self.seen:
+            self.seen.add(same)
+            self.result.findings.append(found)
+
+    # --- tensors
+
+    def _tensors(self) -> None:
+        import xxhash
+
+        done = 0
+        for _, group in groupby(self.pump.run(self._jobs()), key=lambda filled: id(filled.entry)):
+            digest = xxhash.xxh3_128()
+            health = Health()
+            sound = True
+            for filled in group:
+                entry = filled.entry
+                if filled.fault is not None:
+                    sound = False
+                    self._fail(entry, filled.fault)
+                else:
+                    digest.update(filled.view)
+                    if entry.dtype in MEASURED:
+                        health.add(measure(filled.view, entry.dtype))
+                done += filled.band.nbytes
+                if self.progress is not None:
+                    self.progress(done, self.total)
+            if sound and not isinstance(entry, _Part):
+                self._keep(entry, f"xxh3-128:{digest.hexdigest()}", health)
+        self.unchecked += self.pump.unchecked
+        for entry in self.index.tensors:
+            if entry.nbytes == 0:
+                self._keep(entry, f"xxh3-128:{xxhash.xxh3_128().hexdigest()}", Health())
+
+    def _fail(self, entry: TensorEntry, fault: CheckpointError) -> None:
+        self._report(fault.as_finding())
+        offsets = fault.detail.get("offsets")
+        broken = self.broken.setdefault(id(entry), set())
+        broken.update(
+            [tuple(offsets)] if isinstance(offsets, list) else [b.offsets for b in entry.chunks.boxes]
+        )
+
+    def _jobs(self) -> Iterator[tuple[TensorEntry, Band]]:
+        """Bands of everything, less those that only chunks known to be broken would fill."""
+        for entry in self.index.tensors:
+            for whole in _readable(entry):
+                broken = self.broken.setdefault(id(whole), set())
+                for band in bands(whole, BAND):
+                    if broken and broken.issuperset(piece.chunk.box.offsets for piece in band.pieces):
+                        if len(broken) >= len(whole.chunks):
+                            break
+                        continue
+                    yield whole, band
+
+    def _keep(self, entry: TensorEntry, digest: str, health: Health) -> None:
+        measured = entry.dtype in MEASURED
+        self.result.tensors[entry.key] = TensorHealth(
+            digest=digest,
+            norm=health.norm if measured else None,
+            nan=health.nan if measured else None,
+            inf=health.inf if measured else None,
+            zero=health.zero if measured else None,
+        )
+        if health.nan or health.inf:
+            self._report(
+                finding(
+                    "values.nonfinite",
+                    f"{entry.key}: of {health.elements} elements {health.nan} are NaN, {health.inf} infinite",
+                    key=entry.key,
+                    nan=health.nan,
+                    inf=health.inf,
+                    elements=health.elements,
+                )
+            )
+
+    # --- objects
+
+    def _objects(self) -> None:
+        with ThreadPoolExecutor(8, thread_name_prefix="objects") as pool:
+            for found in pool.map(self._object, self.index.objects):
+                for each in found:
+                    self._report(each)
+
+    def _object(self, entry: ObjectEntry) -> list[Finding]:
+        try:
+            archive = self.records.read_object(entry)
+        except CheckpointError as error:
+            return [error.as_finding()]
+        return list(judge_object(entry, archive.pickle, self.allow))
+
+
+def judge_object(entry: ObjectEntry, pickle: bytes, allow: Allowance | None) -> Iterator[Finding]:
+    """Findings about a pickled object, from the globals it asks for."""
+    judgement = judge(scan(pickle), allow)
+    file = entry.record.path if entry.record is not None else None
+    if judgement.verdict is Verdict.REACHES_CODE:
+        asked = ", ".join(judgement.reaching[:5]) or str(judgement.error)
+        yield finding(
+            "records.unsafe",
+            f"{entry.key} would run code when it is unpickled: {asked}",
+            key=entry.key,
+            file=file,
+            globals=[*judgement.reaching, *judgement.unknown],
+        )
+    elif judgement.error is not None:
+        message = f"{entry.key}: its pickle cannot be read: {judgement.error}"
+        yield finding("records.undecodable", message, key=entry.key, file=file)
+    elif judgement.unknown:
+        yield finding(
+            "records.unsafe",
+            f"{entry.key} asks for classes that are on no list: {', '.join(judgement.unknown[:5])}",
+            key=entry.key,
+            file=file,
+            severity="warning",
+            globals=list(judgement.unknown),
+        )
+
+
+def _readable(entry: TensorEntry) -> Iterable[TensorEntry]:
+    """The tensor, if its chunks tile it; otherwise each chunk as a tensor of its own."""
+    if check_tiling(entry.shape, entry.chunks.boxes, limit=1).ok:
+        return (entry,)
+    return (
+        _Part(entry.key, entry.dtype, box.sizes, Chunks((Box((0,) * len(box.sizes), box.sizes),), (record,)))
+        for box, record in zip(entry.chunks.boxes, entry.chunks.records, strict=True)
+        if len(box.sizes) == len(box.offsets) and min(box.sizes, default=0) >= 0
+    )
+
+
+class _Part(TensorEntry):
+    """One chunk of a tensor whose chunks do not tile it."""
+
+    __slots__ = ()

@@ -18,14 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from isal import isal_zlib
-
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.index import Chunk
 from dcp.load.bits import Bits, bits_in
+from dcp.load.checksums import Checksums, Summing, part_of
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.source import Metered, Remembering, Tolerant
 from dcp.record import Record
@@ -60,14 +59,6 @@ class _Group:
         return len(self.blocks) == len(self.requests)
 
 
-@dataclass(slots=True)
-class _Checksum:
-    """CRC over the first ``position`` bytes of a chunk."""
-
-    position: int = 0
-    crc32: int = 0
-
-
 class Pull:
     """Reads one checkpoint.
 
@@ -82,7 +73,7 @@ class Pull:
             budget: bytes that may be in flight or read ahead, and the most one record may take decoded.
         """
         self.source = Metered(checkpoint.store)
-        self._tolerant = Tolerant(self.source)
+        self._summing = Summing(Tolerant(self.source))
         self._memory = Remembering(self.source)
         self._near = Records(self._memory, checkpoint.objects)
         self._far = Records(self.source, checkpoint.objects)
@@ -90,7 +81,7 @@ class Pull:
         self._threads = threads
         self._budget = budget
         self._located: dict[_Place, Located | CheckpointError] = {}
-        self._checksums: dict[_Place, _Checksum] = {}
+        self._checksums = Checksums()
         self._decoded: OrderedDict[_Place, bytes] = OrderedDict()
         places = Counter((record.path, record.offset) for _, record in checkpoint.index.records())
         self._unplaced = {path for (path, _), count in places.items() if count > 1}
@@ -114,7 +105,7 @@ class Pull:
                 planned.append(group)
                 yield from group.requests
 
-        for item, data in fetch(self._tolerant, requests(), threads=self._threads, budget=self._budget):
+        for item, data in fetch(self._summing, requests(), threads=self._threads, budget=self._budget):
             while planned[0].complete:
                 yield self._finish(planned.popleft())
             planned[0].blocks.append((item, data))
@@ -144,22 +135,25 @@ class Pull:
         return found
 
     def _plan(self, needs: Sequence[Need]) -> _Group:
-        ranges = [self._range(need) for need in needs]
-        return _Group(needs, coalesce({r for r in ranges if r is not None}, gap=GAP, limit=REQUEST))
-
-    def _range(self, need: Need) -> ByteRange | None:
-        record = need.record
-        if record is None or not self._exists(record):
-            return None
-        if isinstance(need, ObjectNeed) or self._is_read_whole(need):
-            return ByteRange(record.path, record.offset, record.end)
-        located = self._locate(need)
-        if isinstance(located, CheckpointError) or not located.direct:
-            return None
-        end = located.start + need.span.end
-        if need.span.end == located.nbytes and located.checkable:
-            end = located.guarded.end
-        return ByteRange(located.name, located.start + need.span.start, end)
+        ranges: set[ByteRange] = set()
+        sums: list[ByteRange] = []
+        for need in needs:
+            record = need.record
+            if record is None or not self._exists(record):
+                continue
+            if isinstance(need, ObjectNeed) or self._is_read_whole(need):
+                ranges.add(ByteRange(record.path, record.offset, record.end))
+                continue
+            located = self._locate(need)
+            if isinstance(located, CheckpointError) or not located.direct:
+                continue
+            ranges.add(_range(need, located))
+            wanted = self._checksums.announce(need, located)
+            if wanted is not None:
+                sums.append(wanted)
+        requests = coalesce(ranges, gap=GAP, limit=REQUEST)
+        self._summing.announce(requests, sums)
+        return _Group(needs, requests)
 
     def _exists(self, record: Record) -> bool:
         info = self._objects.get(record.path)
@@ -186,22 +180,13 @@ class Pull:
             raise located
         if not located.direct:
             return _bits(need, self._decode(need), need.span.start)
-        item = self._range(need)
-        assert item is not None
+        item = _range(need, located)
         data = self._memory.view(item.name, item.start, item.end)
-        self._check(need, located, data)
+        if self._checksums.continues(need, located):
+            content, tail = data[: need.cost], data[need.cost :]
+            crc32 = self._summing.take(part_of(need, located), content)
+            self._checksums.advance(need, located, crc32, tail)
         return _bits(need, data, 0)
-
-    def _check(self, need: ChunkNeed, located: Located, data: memoryview) -> None:
-        """Carry the chunk's CRC on over its next bytes, and hold it against the recorded one at the end."""
-        so_far = self._checksums.setdefault(need.place, _Checksum())
-        if not located.checkable or so_far.position != need.span.start:
-            return
-        length = need.span.end - need.span.start
-        so_far.crc32 = isal_zlib.crc32(data[:length], so_far.crc32)
-        so_far.position = need.span.end
-        if so_far.position == located.nbytes:
-            located.verify(bytes(data[length:]), so_far.crc32)
 
     def _decode(self, need: ChunkNeed) -> bytes:
         """A whole chunk, decoded; the last ones are kept as far as the budget goes."""
@@ -225,6 +210,14 @@ class Pull:
                 chunk=need.chunk,
                 code="records.unchecked",
             )
+
+
+def _range(need: ChunkNeed, located: Located) -> ByteRange:
+    """What is read for a need of a direct chunk: its bytes, and at the chunk's end what guards them."""
+    part = part_of(need, located)
+    if need.span.end == located.nbytes and located.checkable:
+        return ByteRange(part.name, part.start, located.guarded.end)
+    return part
 
 
 def _bits(need: ChunkNeed, data: bytes | memoryview, start: int) -> Bits:

@@ -26,8 +26,12 @@ _ALIGNMENT = 64
 
 def poisoned(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
     """A new tensor of nothing but poison."""
-    raw = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8)
-    return raw.fill_(POISON).view(dtype).view(shape)
+    return _filled(torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8), shape, dtype)
+
+
+def _filled(raw: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    raw.numpy().fill(POISON)  # several times as fast as torch's fill_
+    return raw.view(dtype).view(shape)
 
 
 class Arena:
@@ -44,9 +48,9 @@ class Arena:
             # What was handed out of the old block keeps it alive until it is dropped.
             self._block = torch.empty(2 * (self._used + size), dtype=torch.uint8)
             self._used = 0
-        raw = self._block[self._used : self._used + size].fill_(POISON)
+        raw = self._block[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return raw.view(dtype).view(shape)
+        return _filled(raw, shape, dtype)
 
     def reset(self) -> None:
         """Take everything back; tensors handed out must not be used any more."""

@@ -1,0 +1,127 @@
+"""A simulated test-load beside torch's own load on as many real gloo ranks, and those with `BucketReader`.
+
+python -m tests.bench.bench_test_load CHECKPOINT [--layout fsdp=3] [--memory-budget BYTES]
+
+Whole processes are timed. Torch's ranks only load; the test-load also poisons, checks CRCs and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.bench.measure import Contestant, compare
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint")
+    parser.add_argument("--layout", default="fsdp=3")
+    parser.add_argument("--memory-budget", type=int, default=1 << 30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--simulated", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--ranks", choices=["torch", "bucket"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.simulated:
+        print(json.dumps(_simulate(arguments.checkpoint, arguments.layout, arguments.memory_budget)))
+    elif arguments.ranks:
+        print(json.dumps(_load_on_ranks(arguments.checkpoint, arguments.layout, arguments.ranks)))
+    else:
+        _compare(arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    own = [sys.executable, "-m", "tests.bench.bench_test_load", arguments.checkpoint]
+    own += ["--layout", arguments.layout, "--memory-budget", str(arguments.memory_budget)]
+    commands = {
+        "torch load, gloo": [*own, "--ranks", "torch"],
+        "BucketReader, gloo": [*own, "--ranks", "bucket"],
+        "simulated": [*own, "--simulated"],
+    }
+    print(f"{arguments.layout}, {os.cpu_count()} cores; peak is of the largest process")
+    compare([Contestant(name, command) for name, command in commands.items()], "simulated", arguments.rounds)
+    needed = None
+    for name, command in reversed(commands.items()):
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        figures = json.loads(run.stdout.splitlines()[-1])
+        needed = needed or figures["needed"]
+        print(
+            f"{name:18}  read {figures['read'] / needed:.4f} × {needed} bytes needed, "
+            f"{figures['load']:.2f} s without start-up"
+        )
+
+
+def _simulate(checkpoint: str, layout: str, memory_budget: int) -> dict[str, Any]:
+    from dcp.load import test_load
+
+    report = test_load(checkpoint, [layout], memory_budget=memory_budget)
+    assert report.ok, report.layouts[0].findings
+    return {
+        "needed": report.layouts[0].bytes_needed,
+        "read": report.bytes_read,
+        "load": report.seconds,
+    }
+
+
+def _load_on_ranks(checkpoint: str, layout: str, reader: str) -> dict[str, Any]:
+    import torch.multiprocessing
+
+    from dcp.layout import Layout
+
+    ranks = Layout.parse(layout).ranks
+    with tempfile.TemporaryDirectory() as directory:
+        torch.multiprocessing.spawn(_rank, (checkpoint, layout, reader, directory), nprocs=ranks)
+        figures = [json.loads((Path(directory) / str(rank)).read_text()) for rank in range(ranks)]
+    return {"read": sum(f["read"] for f in figures), "load": max(f["load"] for f in figures)}
+
+
+def _rank(rank: int, checkpoint: str, text: str, reader: str, directory: str) -> None:
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    from dcp.checkpoint import read_index
+    from dcp.layout import Layout
+    from dcp.load import BucketReader
+    from dcp.load.regions import strides
+
+    layout = Layout.parse(text)
+    meeting = Path(directory) / "rendezvous"
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=layout.ranks)
+    mesh = init_device_mesh("cpu", tuple(size for _, size in layout.axes))
+    index = read_index(checkpoint)
+    state: dict[str, Any] = {entry.key: None for entry in index.objects}
+    for entry in index.tensors:
+        local = torch.empty(layout.boxes(entry.shape)[rank].sizes, dtype=getattr(torch, entry.dtype))
+        placements = [Replicate() if d is None else Shard(d) for d in layout.shard_dims(entry.shape)]
+        state[entry.key] = DTensor.from_local(
+            local, mesh, placements, shape=torch.Size(entry.shape), stride=strides(entry.shape)
+        )
+    storage = (
+        BucketReader(checkpoint) if reader == "bucket" else torch_checkpoint.FileSystemReader(checkpoint)
+    )
+    before = _read_so_far()
+    started = time.perf_counter()
+    load(state, storage_reader=storage)
+    figures = {"load": time.perf_counter() - started, "read": _read_so_far() - before}
+    (Path(directory) / str(rank)).write_text(json.dumps(figures))
+
+
+def _read_so_far() -> int:
+    """Bytes this process has read from files, as Linux counts them."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+if __name__ == "__main__":
+    main()

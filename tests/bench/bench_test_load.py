@@ -108,9 +108,7 @@ def _rank(rank: int, checkpoint: str, text: str, reader: str, directory: str) ->
         state[entry.key] = DTensor.from_local(
             local, mesh, placements, shape=torch.Size(entry.shape), stride=strides(entry.shape)
         )
-    storage = (
-        BucketReader(checkpoint) if reader == "bucket" else torch_checkpoint.FileSystemReader(checkpoint)
-    )
+    storage = BucketReader(checkpoint) if reader == "bucket" else FileSystemReader(checkpoint)
     before = _read_so_far()
     started = time.perf_counter()
     load(state, storage_reader=storage)

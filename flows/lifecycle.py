@@ -15,11 +15,19 @@ from dcp.checkpoint import Kind, Survey, fingerprint_of, survey
 from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError, StorageError, UsageError
 from dcp.findings import Finding
 from dcp.storage import join_url, open_store
+from flows.telling import Teller
 from flows.workshop import Outcome, StageOutcome, StepReport, Workshop
-from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
-from tasks.discover import FoundStep, compile_pattern, describe, judge, step_number
+from tasks.discover import (
+    FoundStep,
+    Sighting,
+    compile_pattern,
+    describe,
+    judge,
+    sighting_of,
+    step_number,
+)
 from tasks.export import ExportRequest, artifacts_stand, export_step
-from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures, timestamp
+from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures
 from tasks.load_check import load_check_step
 from tasks.manifest import Artifact, published_directory
 from tasks.outcomes import failure_of_error, failure_of_report, problem_of
@@ -57,7 +65,7 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
         parts=run.parts,
         grace_seconds=run.grace_period,
         now=time.time(),
-        first_seen=lambda name, listing: _first_seen(workshop.ledger, name, listing),
+        sightings=lambda name: _sightings(workshop.ledger, name),
     )
     return _Process(workshop, found, url).run(force)
 
@@ -67,9 +75,9 @@ def provisional_key(step: str, found: Survey) -> StepKey:
     return StepKey(step, fingerprint_of(found.objects.values()))
 
 
-def _first_seen(ledger: Ledger, step: str, listing: str) -> float | None:
-    key = ledger.find(step, listing)
-    return ledger.read(key, "seen").at if key else None
+def _sightings(ledger: Ledger, step: str) -> list[Sighting]:
+    seen = [ledger.read(key, "seen") for key, stages in ledger.keys(step).items() if "seen" in stages]
+    return [sighting_of(record.facts, record.at) for record in seen]
 
 
 class _Stopped(Exception):
@@ -82,14 +90,14 @@ class _Process:
         self.settings_of_run = workshop.run
         self.ledger = workshop.ledger
         self.call = workshop.call
-        self.emit = workshop.emit
+        self.teller = Teller(workshop, url, found.survey.last_change)
         self.found = found
         self.url = url
         self.listing = found.survey.listing_identity
-        self.key = self.ledger.find(found.name, self.listing) or provisional_key(found.name, found.survey)
+        provisional = provisional_key(found.name, found.survey)
+        self.key = self.ledger.find(found.name, self.listing, provisional) or provisional
         self.records = self.ledger.stages(self.key)
         self.stages: list[StageOutcome] = []
-        self.alerts: list[AlertReport] = []
         self.unreachable = False
 
     def run(self, force: bool) -> StepReport:
@@ -130,7 +138,7 @@ class _Process:
         failure = Failure.model_validate(self.ledger.read(self.key, numbered[-1]).facts)
         if not failure.final and len(numbered) < self.settings_of_run.max_attempts:
             return None
-        self._tell(failure)
+        self.teller.failed(self.key, failure)
         return self._failed(failure, len(numbered), "problem")
 
     @property
@@ -159,6 +167,7 @@ class _Process:
             self.url,
             parts=self._required_parts,
             contract=contract,
+            scrub=run.scrub,
             copied=run.copied,
             # It is known to have come to rest, by clocks that validation alone does not look at.
             grace_seconds=run.grace_period if waiting else 0.0,
@@ -274,7 +283,7 @@ class _Process:
             options=run.options,
             publish_options=run.publish_options,
         )
-        self._tell_recovery(report)
+        self.teller.recovered(self.key, report)
         facts = report.model_dump(mode="json", exclude={"first"}) | {"seconds": seconds}
         self._done("publish", facts, seconds)
         return report
@@ -352,62 +361,9 @@ class _Process:
     def _stopped(self, stopped: _Stopped) -> StepReport:
         failure, number = stopped.args
         if failure.final or number >= self.settings_of_run.max_attempts:
-            self._tell(failure)
+            self.teller.failed(self.key, failure)
             return self._failed(failure, number, "problem")
         return self._failed(failure, number, "retry")
-
-    # --- telling
-
-    def _tell(self, failure: Failure) -> None:
-        self._raise(
-            alert_for_failure(
-                self.ledger,
-                self.key,
-                failure,
-                url=self.url,
-                since=self.found.survey.last_change,
-                config=str(self.settings.file),
-            )
-        )
-
-    def _tell_recovery(self, report: PublishReport) -> None:
-        """Say that a step which people were told about is published now."""
-        told = [
-            (key, record)
-            for key, records in self.ledger.keys(self.found.name).items()
-            for record in records
-            if record.startswith("alerted") and "." not in record
-        ]
-        known = [self.ledger.read(key, record) for key, record in told]
-        recovered = max((r.when for r in known if r.facts.get("problem") == "recovered"), default="")
-        problems = [r for r in known if r.facts.get("problem") != "recovered" and r.when > recovered]
-        if not problems:
-            return
-        first = min(problems, key=lambda record: record.when)
-        names = ", ".join(sorted({str(record.facts.get("problem")) for record in problems}))
-        self._raise(
-            Alert(
-                run=self.ledger.run,
-                step=self.key.step,
-                fingerprint=self.key.fingerprint,
-                problem="recovered",
-                what=f"published as {report.url}; told before: {names} (first at {first.when})",
-                where=self.url,
-                since=timestamp(self.ledger.clock()),
-                command=f"ckpt verify {report.url}",
-            )
-        )
-
-    def _raise(self, alert: Alert) -> None:
-        self.alerts.append(
-            raise_alert(
-                self.ledger,
-                self.key,
-                alert,
-                sinks=self.settings.alert_urls(self.settings_of_run),
-                emit=self.emit,
-            )
-        )
 
     def _failed(self, failure: Failure, attempts: int, outcome: Outcome) -> StepReport:
         return self._report(outcome, problem=failure.problem, message=failure.message, attempts=attempts)
@@ -433,7 +389,7 @@ class _Process:
             attempts=attempts,
             stages=self.stages,
             published=published,
-            alerts=self.alerts,
+            alerts=self.teller.alerts,
             unreachable=self.unreachable,
         )
 

@@ -113,17 +113,13 @@ def survey_run(
     ledger = Ledger.open(run.publish, run.name, **run.publish_options)
     snapshot = take_snapshot(ledger, remember=remember)
 
-    def first_seen(step: str, listing: str) -> float | None:
-        key = snapshot.key_of(step, listing)
-        return snapshot.summary(key, "seen").get("when") if key else None
-
     discovery = discover(
         open_store(run.source, **run.options),
         patterns=run.step_pattern,
         parts=run.parts,
         grace_seconds=run.grace_period,
         now=at,
-        first_seen=first_seen,
+        sightings=snapshot.sightings,
     )
     due: list[str] = []
     note: list[FoundStep] = []
@@ -148,11 +144,15 @@ def survey_run(
 
 def key_of(step: FoundStep, snapshot: Snapshot) -> StepKey | None:
     """Under which key the ledger knows a step as it is now."""
-    key = snapshot.key_of(step.name, step.survey.listing_identity)
-    if key is None and step.name in snapshot.by_step:
-        provisional = provisional_key(step.name, step.survey)
-        return provisional if provisional in snapshot.stages else None
-    return key
+    keys = snapshot.by_step.get(step.name, ())
+    if not keys:
+        return None
+    listing = step.survey.listing_identity
+    if len(keys) == 1 and snapshot.summary(keys[0], "seen").get("listing") == listing:
+        return keys[0]
+    provisional = provisional_key(step.name, step.survey)
+    known = snapshot.key_of(step.name, listing, provisional)
+    return known or (provisional if provisional in snapshot.stages else None)
 
 
 def need_of(step: FoundStep, snapshot: Snapshot, max_attempts: int) -> Need:

@@ -134,6 +134,8 @@ class RunSettings(_Section):
     """Seconds by which data may be newer than `.metadata`."""
     copied: bool = False
     """The source is a copy, so times of objects mean nothing."""
+    scrub: bool = False
+    """Read every byte while validating, and hold it against every checksum there is."""
     expectation: str = "previous"
     """``"previous"`` (the newest good earlier step), ``"none"``, or a contract file."""
     layouts: Annotated[tuple[Annotated[str, AfterValidator(_layout)], ...], BeforeValidator(_listed)] = (

@@ -8,7 +8,7 @@ its objects, so that nothing needs to be listed twice to decide what is due.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,8 +33,20 @@ CLOCK_TOLERANCE = 60.0
 Progress = Literal["committed", "writing", "incomplete", "not-dcp"]
 """``committed`` steps are worth validating; ``not-dcp`` is something else that has come to rest."""
 
-FirstSeen = Callable[[str, str], float | None]
-"""When a listing (step name, listing identity) was first recorded, in seconds since the epoch."""
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A listing of a step as it was recorded; times in seconds since the epoch."""
+
+    listing: str
+    when: float
+    files: int
+    changed: float | None
+    """Last modification of any object."""
+
+
+Sightings = Callable[[str], Iterable[Sighting]]
+"""The recorded sightings of the step of a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ def discover(
     parts: Sequence[str] = (),
     grace_seconds: float,
     now: float,
-    first_seen: FirstSeen | None = None,
+    sightings: Sightings | None = None,
 ) -> Discovery:
     """List a source and judge how far each step is.
 
@@ -109,7 +121,7 @@ def discover(
         parts: checkpoints that every step must have.
         grace_seconds: how long nothing may have changed before a step without index counts as incomplete.
         now: seconds since the epoch.
-        first_seen: asked where the objects' own times cannot tell how long nothing has changed.
+        sightings: asked where the objects' own times cannot tell how long nothing has changed.
 
     Raises:
         NotFoundError: there is nothing at the source.
@@ -123,15 +135,19 @@ def discover(
         if number is None:
             unknown.append(name)
             continue
+        survey = Survey(store.child(name), objects)
+        if not objects and sightings is not None and any(sighting.files for sighting in sightings(name)):
+            # The empty directory of a step that was removed.
+            continue
         steps.append(
             judge(
                 name,
                 number,
-                Survey(store.child(name), objects),
+                survey,
                 parts=parts,
                 grace_seconds=grace_seconds,
                 now=now,
-                first_seen=first_seen,
+                sightings=sightings,
             )
         )
     steps.sort(key=lambda step: (step.number, step.name))
@@ -159,27 +175,40 @@ def judge(
     parts: Sequence[str],
     grace_seconds: float,
     now: float,
-    first_seen: FirstSeen | None = None,
+    sightings: Sightings | None = None,
 ) -> FoundStep:
     """How far one step is, from its listing; arguments as `discover` takes them."""
     missing = _missing(survey, parts)
     quiet = _quiet(survey, now)
+    listing = survey.listing_identity
+    known = list(sightings(name)) if sightings else []
+    if _only_lost(survey, known, listing):
+        # Somebody removes it: no object's time tells since when, and what is half removed is not torn.
+        quiet = None
     # A rank-local save has no last file: only rest tells that every rank has written its own.
-    if not missing and survey.kind is not Kind.RANK_LOCAL:
+    elif not missing and survey.kind is not Kind.RANK_LOCAL:
         return FoundStep(name, number, survey, "committed", quiet)
+    rested = quiet
     if quiet is None:
-        seen = first_seen(name, survey.listing_identity) if first_seen else None
-        quiet_for = None if seen is None else now - seen
-    else:
-        quiet_for = quiet
+        first = min((sighting.when for sighting in known if sighting.listing == listing), default=None)
+        rested = None if first is None else now - first
     progress: Progress
-    if quiet_for is None or quiet_for < grace_seconds:
+    if rested is None or rested < grace_seconds:
         progress = "writing"
     elif not missing:
         progress = "committed"
     else:
         progress = "not-dcp" if survey.kind is Kind.FOREIGN and not parts else "incomplete"
     return FoundStep(name, number, survey, progress, quiet, missing)
+
+
+def _only_lost(survey: Survey, known: Sequence[Sighting], listing: str) -> bool:
+    """Whether objects were removed since the step was last seen otherwise, and none was written."""
+    others = [sighting for sighting in known if sighting.listing != listing]
+    if not others:
+        return False
+    last = max(others, key=lambda sighting: sighting.when)
+    return len(survey.objects) < last.files and (survey.last_change or 0.0) <= (last.changed or 0.0)
 
 
 def _missing(survey: Survey, parts: Sequence[str]) -> tuple[str, ...]:
@@ -197,6 +226,11 @@ def _quiet(survey: Survey, now: float) -> float | None:
     """Seconds since the last change; None if unknown, or if the writer's clock runs far ahead of ours."""
     changed = survey.last_change
     return None if changed is None or changed > now + CLOCK_TOLERANCE else max(0.0, now - changed)
+
+
+def sighting_of(facts: Mapping[str, Any], when: float) -> Sighting:
+    """The sighting that a ``seen`` record's facts make."""
+    return Sighting(str(facts.get("listing")), when, int(facts.get("files", 0)), facts.get("changed"))
 
 
 def describe(step: FoundStep) -> dict[str, Any]:

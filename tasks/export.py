@@ -82,7 +82,7 @@ def export_step(
         CheckpointError: the step cannot be exported.
         EnvironmentFault: storage, memory or disk failed; nothing half-written is visible.
     """
-    from dcp.exporting.run import export
+    from dcp.exporting import export
 
     artifacts: list[Artifact] = []
     for request in requests:

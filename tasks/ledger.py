@@ -120,6 +120,17 @@ def parse_name(name: str) -> tuple[StepKey, str] | None:
     return (StepKey(match["step"], match["fingerprint"]), match["stage"]) if match else None
 
 
+def preferred(keys: Iterable[StepKey], provisional: StepKey | None) -> StepKey | None:
+    """Of keys seen with the same listing, the one whose index was read, if there is one.
+
+    Args:
+        keys: the candidates.
+        provisional: the key that the step has as long as its index has not been read.
+    """
+    found = list(keys)
+    return next((key for key in found if key != provisional), found[0] if found else None)
+
+
 def failures(stages: Mapping[str, object] | frozenset[str]) -> list[str]:
     """The ``failed-N`` among stage names, by number."""
     return sorted((s for s in stages if s.startswith("failed-")), key=lambda s: int(s[len("failed-") :]))
@@ -209,12 +220,12 @@ class Ledger:
                 stages.setdefault(parsed[0], set()).add(parsed[1])
         return {key: frozenset(names) for key, names in stages.items()}
 
-    def find(self, step: str, listing: str) -> StepKey | None:
-        """The key under which a listing of ``step`` was seen."""
-        for key, names in self.keys(step).items():
-            if "seen" in names and self.read(key, "seen").facts.get("listing") == listing:
-                return key
-        return None
+    def find(self, step: str, listing: str, provisional: StepKey | None = None) -> StepKey | None:
+        """The key under which a listing of ``step`` was seen; see `preferred`."""
+        seen = [key for key, names in self.keys(step).items() if "seen" in names]
+        return preferred(
+            (key for key in seen if self.read(key, "seen").facts.get("listing") == listing), provisional
+        )
 
     def read(self, key: StepKey, stage: str) -> LedgerRecord:
         """One record.

@@ -18,13 +18,14 @@ from pydantic import BaseModel, ValidationError
 
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.storage import ByteRange, ObjectInfo, fetch
-from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse_name, parse_record
+from tasks.discover import Sighting, sighting_of
+from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse_name, parse_record, preferred
 
 CACHE = "cache.json"
 
 _CACHE_LIMIT = 1 << 30
 _SUMMARISED = re.compile(r"seen|validated|failed-\d+|alerted.*")
-_KEPT = ("listing", "stage", "final", "problem", "message", "errors", "warnings", "since", "ok")
+_KEPT = ("listing", "files", "changed", "stage", "final", "problem", "message", "errors", "warnings", "ok")
 
 Summary = Mapping[str, Any]
 """Some facts of a record (`_KEPT`) and its ``when``."""
@@ -48,12 +49,17 @@ class Snapshot:
         """What is kept of a record; empty if it does not exist."""
         return self.summaries.get(key, {}).get(stage, {})
 
-    def key_of(self, step: str, listing: str) -> StepKey | None:
-        """The key of a step whose listing has the identity ``listing``, if it was seen before."""
-        for key in self.by_step.get(step, ()):
-            if self.summary(key, "seen").get("listing") == listing:
-                return key
-        return None
+    def key_of(self, step: str, listing: str, provisional: StepKey | None = None) -> StepKey | None:
+        """The key of a step whose listing has the identity ``listing``, if it was seen; see `preferred`."""
+        keys = self.by_step.get(step, ())
+        return preferred(
+            (key for key in keys if self.summary(key, "seen").get("listing") == listing), provisional
+        )
+
+    def sightings(self, step: str) -> list[Sighting]:
+        """Every listing of a step that was recorded."""
+        seen = (self.summary(key, "seen") for key in self.by_step.get(step, ()))
+        return [sighting_of(facts, facts["when"]) for facts in seen if facts]
 
     def last_failure(self, key: StepKey) -> Summary | None:
         """The summary of the latest failed attempt."""

@@ -26,6 +26,7 @@ def validate_step(
     *,
     parts: Sequence[str] = (),
     contract: Contract | None = None,
+    scrub: bool = False,
     copied: bool = False,
     grace_seconds: float,
     newer_seconds: float,
@@ -38,7 +39,7 @@ def validate_step(
         url: the step's directory.
         parts: checkpoints it must consist of; whatever it is found to consist of if empty.
         contract: expected keys.
-        copied, grace_seconds, newer_seconds, now: as `dcp.validation.validate` takes them.
+        scrub, copied, grace_seconds, newer_seconds, now: as `dcp.validation.validate` takes them.
         options: fsspec options of the source.
 
     Raises:
@@ -47,6 +48,7 @@ def validate_step(
     report = validate(
         url,
         contract=contract,
+        scrub=scrub,
         copied=copied,
         grace_seconds=grace_seconds,
         newer_seconds=newer_seconds,

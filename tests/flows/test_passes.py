@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 
+from dcp.checkpoint import read_index
+from dcp.records import Records
 from dcp.storage import open_store
 from flows.passes import survey_run
 from tasks.publish import current_alias, verify
 from tests.support import golden
-from tests.support.lifecycle import OTHER_KEYS, RUN, SMALL, Lifecycle, anywhere, outcomes, webhook
+from tests.support.lifecycle import (
+    OTHER_KEYS,
+    RUN,
+    SMALL,
+    CrashError,
+    Lifecycle,
+    anywhere,
+    outcomes,
+    webhook,
+)
 
 # It wants a part that the steps do not have: it fails, and succeeds once the settings are mended.
 WRONG_EXPORT = '[[runs.exports]]\npart = "model"\n'
@@ -182,6 +193,65 @@ def test_a_part_that_was_begun_is_waited_for_without_being_named(here: Lifecycle
     here.save("step_1", "accelerate_fsdp2", without=("optimizer_0/.metadata",))
     assert outcomes(here.once(here.settings())) == {"step_1": "incomplete"}
     assert not here.manifests()
+
+
+def test_a_step_that_is_being_removed_raises_no_alarm(here: Lifecycle) -> None:
+    settings = here.settings(grace_period="1h")
+    here.save("step_1")
+    here.save("step_2")
+    here.once(settings)
+    for name in ("step_1/.metadata", "step_2/__0_0.distcp"):
+        here.source.remove(name)
+        report = here.once(settings)
+        assert outcomes(report) == {}
+        assert report.runs[0].writing
+    assert here.told == []
+    # What stays like this was damaged and not removed.
+    assert outcomes(here.once(here.settings())) == {"step_1": "incomplete", "step_2": "torn"}
+    assert outcomes(here.once(here.settings())) == {}
+
+
+def test_a_scrub_finds_what_the_index_does_not_show(here: Lifecycle) -> None:
+    here.save("step_1", "torch_fsdp_tp_2x2")
+    step = here.source.child("step_1")
+    tensor = read_index(step.url).tensors[-1]
+    place = Records(step).locate(tensor, tensor.chunks[0])
+    data = bytearray(step.read(place.name, 1 << 30))
+    data[place.start] ^= 1
+    step.replace(place.name, bytes(data))
+    assert outcomes(here.once(here.settings(scrub=True, newer_tolerance="1h"))) == {"step_1": "invalid"}
+
+
+def test_a_crashed_worker_does_not_do_again_what_was_done(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.save("step_1")
+
+    def die(*_: Any, **__: Any) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.lifecycle.publish_step", die)
+        with pytest.raises(CrashError):
+            here.once(here.settings())
+    [step] = here.once(here.settings()).steps
+    assert [(stage.stage, stage.outcome) for stage in step.stages] == [
+        ("validate", "skipped"),
+        ("test-load", "skipped"),
+        ("export", "skipped"),
+        ("publish", "done"),
+    ]
+    here.save("step_2")
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.lifecycle.publish_step", die)
+        with pytest.raises(CrashError):
+            here.once(here.settings())
+    for info in here.published.child("step_2").objects():
+        here.published.remove(f"step_2/{info.name}")
+    # The record says exported, the files are gone: they are made again.
+    [step] = here.once(here.settings()).steps
+    assert step.outcome == "published"
+    assert verify(str(step.published)).ok
 
 
 def test_what_is_no_dcp_is_invalid(here: Lifecycle) -> None:

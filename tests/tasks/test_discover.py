@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dcp.errors import NotFoundError
 from dcp.storage import Store, open_store
-from tasks.discover import DEFAULT_PATTERNS, FoundStep, compile_pattern, discover, step_number
+from tasks.discover import DEFAULT_PATTERNS, FoundStep, Sighting, compile_pattern, discover, step_number
 
 NOW = 2_000_000_000.0
 COMPILED = [compile_pattern(pattern) for pattern in DEFAULT_PATTERNS]
@@ -115,9 +115,10 @@ def test_a_clock_that_runs_ahead_is_not_believed(store: Store) -> None:
     assert found(store)["step_1"].quiet is None
     listing = found(store)["step_1"].survey.listing_identity
     for seconds, progress in ((59, "writing"), (61, "incomplete")):
-        seen = {("step_1", listing): NOW - seconds}
-        step = found(store, first_seen=lambda name, at, seen=seen: seen.get((name, at)))["step_1"]
-        assert step.progress == progress
+        seen = [Sighting(listing, NOW - seconds, 1, NOW + 7200)]
+        assert found(store, sightings=lambda _, seen=seen: seen)["step_1"].progress == progress
+    other = [Sighting("another", NOW - 61, 1, NOW + 7200)]
+    assert found(store, sightings=lambda _: other)["step_1"].progress == "writing"
     write(store, "step_2/__0_0.distcp", age=-3)
     assert found(store)["step_2"].quiet == 0
 
@@ -125,8 +126,32 @@ def test_a_clock_that_runs_ahead_is_not_believed(store: Store) -> None:
 def test_an_empty_directory_is_a_step_that_nobody_can_date(store: Store) -> None:
     (Path(store.url) / "step_1").mkdir()
     assert found(store)["step_1"].progress == "writing"
-    step = found(store, first_seen=lambda *_: NOW - 61)["step_1"]
-    assert step.progress == "incomplete"
+    listing = found(store)["step_1"].survey.listing_identity
+    seen = [Sighting(listing, NOW - 61, 0, None)]
+    assert found(store, sightings=lambda _: seen)["step_1"].progress == "incomplete"
+
+
+def test_a_step_that_only_lost_objects_is_being_removed(store: Store) -> None:
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        write(store, f"step_1/{name}", age=5000)
+    whole = found(store)["step_1"].survey
+    known = [Sighting(whole.listing_identity, NOW - 4000, 3, whole.last_change)]
+    assert found(store, sightings=lambda _: known)["step_1"].progress == "committed"
+    store.remove("step_1/__1_0.distcp")
+    step = found(store, sightings=lambda _: known)["step_1"]
+    assert (step.progress, step.quiet) == ("writing", None)
+    less = step.survey.listing_identity
+    for seconds, progress in ((59, "writing"), (61, "committed")):
+        both = [*known, Sighting(less, NOW - seconds, 2, whole.last_change)]
+        assert found(store, sightings=lambda _, both=both: both)["step_1"].progress == progress
+    # Written again meanwhile, it is judged at once.
+    write(store, "step_1/__0_0.distcp", age=1)
+    assert found(store, sightings=lambda _: known)["step_1"].progress == "committed"
+
+
+def test_the_empty_directory_of_a_removed_step_is_no_step(store: Store) -> None:
+    (Path(store.url) / "step_1").mkdir()
+    assert found(store, sightings=lambda _: [Sighting("whole", NOW - 4000, 3, NOW - 5000)]) == {}
 
 
 def test_required_parts_must_all_be_there(store: Store) -> None:

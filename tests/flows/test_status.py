@@ -1,0 +1,152 @@
+"""Status says where each step stands, from the ledger alone, and writes nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.status import RunStatus, StepStatus, run_status
+from tasks.publish import set_alias
+from tests.support.lifecycle import RUN, CrashError, Lifecycle, anywhere, webhook
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Lifecycle:
+    return Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+
+
+def steps_of(status: RunStatus) -> dict[str, StepStatus]:
+    return {step.step: step for step in status.steps}
+
+
+@pytest.mark.parametrize("kind", ["local", "gs"])
+def test_every_state_is_told_apart(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    life = Lifecycle(anywhere(kind, request, tmp_path), tmp_path / "settings")
+    settings = life.settings()
+    life.save("step_1")
+    life.save("step_2", without=(".metadata",))
+    life.save("step_3")
+    life.cut("step_3")
+    life.save("step_4")
+    life.source.replace("logs/x", b"x")
+    life.once(settings)
+    for info in life.source.child("step_4").objects():
+        life.source.remove(f"step_4/{info.name}")
+    set_alias(f"{life.url}/published", RUN, "step_1", _key(life, "step_1"), alias="best")
+    life.save("step_10")
+    before = [(o.name, o.identity) for o in life.published.objects()]
+    report = run_status(settings)
+    assert [(o.name, o.identity) for o in life.published.objects()] == before
+    [run] = report.runs
+    steps = steps_of(run)
+    assert [step.step for step in run.steps][:3] == ["step_1", "step_2", "step_3"]
+    assert {name: step.state for name, step in steps.items() if name != "step_4"} == {
+        "step_1": "published",
+        "step_2": "problem",
+        "step_3": "problem",
+        "step_10": "waiting",
+    }
+    assert steps["step_4"].state == "published"
+    assert steps["step_4"].aliases == ["latest"]
+    assert run.aliases == {"best": "step_1", "latest": "step_4"}
+    assert str(run.latest).endswith("/manifest.json")
+    assert run.unknown == ["logs"]
+    one, torn = steps["step_1"], steps["step_3"]
+    assert set(one.stages.values()) == {"done"}
+    assert one.published is not None
+    assert one.published.endswith(f"/{RUN}/step_1/{str(one.fingerprint)[:8]}")
+    assert (one.errors, one.attempts, one.aliases) == (0, 0, ["best"])
+    assert one.bytes > 1000
+    assert one.age is not None
+    assert (torn.problem, torn.attempts, torn.stages["validate"]) == ("torn", 1, "failed")
+    assert torn.errors >= 1
+    assert [(alert.problem, alert.state) for alert in torn.alerts] == [("torn", "delivered")]
+    assert report.ok
+
+
+def _key(life: Lifecycle, step: str) -> str:
+    [key] = life.ledger.keys(step)
+    return key.fingerprint
+
+
+def test_a_step_that_is_being_written_and_one_that_fails(here: Lifecycle) -> None:
+    here.save("step_1")
+    here.once(here.settings(tables='[[runs.exports]]\npart = "model"\n'))
+    here.save("step_2", without=(".metadata",))
+    [run] = run_status(here.settings(grace_period="1h")).runs
+    failing, writing = run.steps
+    assert (failing.state, failing.problem, failing.attempts) == ("failing", "export", 1)
+    assert failing.stages == {
+        "validate": "done",
+        "test-load": "done",
+        "export": "failed",
+        "publish": "open",
+    }
+    assert writing.state == "writing"
+
+
+def test_a_broken_sink_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    with webhook() as sink:
+        sink.broken = True
+        settings = here.settings(alerts=[sink.url])
+        here.save("step_1", without=(".metadata",))
+        here.once(settings)
+        [step] = run_status(settings).runs[0].steps
+        assert [(alert.state, alert.deliveries) for alert in step.alerts] == [("failed", 1)]
+
+
+def test_a_vanished_sender_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.save("step_1", without=(".metadata",))
+
+    def die(*_: object) -> None:
+        raise CrashError
+
+    monkeypatch.setattr("tasks.alert._deliver", die)
+    with pytest.raises(CrashError):
+        here.once(here.settings())
+    [step] = run_status(here.settings()).runs[0].steps
+    assert [(alert.state, alert.deliveries) for alert in step.alerts] == [("sending", 0)]
+
+
+def test_a_step_that_vanished_unpublished_is_gone(here: Lifecycle) -> None:
+    settings = here.settings()
+    here.save("step_1", without=(".metadata",))
+    here.save("step_2")
+    here.once(settings)
+    for info in here.source.child("step_1").objects():
+        here.source.remove(f"step_1/{info.name}")
+    (Path(here.source.url) / "step_1").rmdir()
+    assert {name: s.state for name, s in steps_of(run_status(settings).runs[0]).items()} == {
+        "step_1": "gone",
+        "step_2": "published",
+    }
+
+
+def test_a_run_that_cannot_be_read_says_why(here: Lifecycle) -> None:
+    report = run_status(here.settings())
+    assert not report.ok
+    assert "nothing at" in str(report.runs[0].error)
+
+
+def test_status_loads_neither_prefect_nor_torch(here: Lifecycle) -> None:
+    here.save("step_1")
+    settings = here.settings()
+    here.once(settings)
+    code = """
+import sys
+from flows.passes import watch_once
+from flows.settings import load_settings
+from flows.status import run_status
+from tasks.publish import verify
+settings = load_settings(sys.argv[1])
+[step] = run_status(settings).runs[0].steps
+assert verify(step.published).ok
+assert watch_once(settings).runs[0].unchanged == 1
+print(sorted({"torch", "prefect", "numpy"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(settings.file)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -15,6 +15,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
 from dcp.checks.files import check_files
+from dcp.checks.paths import check_paths
 from dcp.checks.scrub import Progress, Scrubbed, TensorHealth
 from dcp.checks.scrub import scrub as read_all
 from dcp.checks.tiling import check_tilings
@@ -190,6 +191,7 @@ class _Judge:
             return _Verdict("committed", fingerprint_of(found.objects.values()), [error.as_finding()])
         findings = [*check_files(checkpoint, newer_seconds=self.newer, copied=self.copied)]
         findings += check_tilings(checkpoint.index)
+        findings += check_paths(checkpoint.index)
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
         scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)

@@ -22,8 +22,10 @@ _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _DESCRIPTOR = b"PK\x07\x08"
-_STREAMED = 0x08
+_STREAMED = 0x0008
+_UTF8 = 0x0800
 _WIDE = 0xFFFFFFFF
+_VERSIONS = frozenset({"version", ".data/version"})
 DESCRIPTOR_MAX = 24
 """Most bytes a data descriptor takes."""
 
@@ -141,7 +143,8 @@ def check_rest(rest: bytes, start: int, front: Mapping[str, Entry]) -> None:
     for entry in listed.values():
         if has_crc and entry.start >= start and entry.size is not None:
             actual = isal_zlib.crc32(window.content(entry.start, entry.size))
-            if actual != entry.crc32:
+            behind = window.content(entry.start + entry.size, 4)
+            if actual != entry.crc32 or (behind == _DESCRIPTOR and not window.describes(entry)):
                 raise RecordError(f"the CRC of entry {entry.name} is wrong", code="records.corrupt")
 
 
@@ -156,6 +159,13 @@ class _Window:
     def end(self) -> int:
         return self.base + len(self.data)
 
+    def describes(self, entry: Entry) -> bool:
+        """Whether the data descriptor behind an entry says what the directory says."""
+        size = entry.size or 0
+        at = entry.start + size
+        told = descriptor(bytes(self.content(at, min(DESCRIPTOR_MAX, self.end - at))), size)
+        return told is not None and told[0] == entry.crc32
+
     def unpack(self, layout: struct.Struct, at: int) -> tuple[Any, ...]:
         return layout.unpack(self.content(at, layout.size))
 
@@ -167,61 +177,82 @@ class _Window:
 
 
 def _directory(window: _Window, front: Mapping[str, Entry] | None = None) -> Iterator[Entry]:
-    """Entries in the order of the central directory; those before the window are looked up in ``front``."""
-    end_at = window.end - _END.size
-    fields = window.unpack(_END, end_at)
-    if fields[0] != b"PK\x05\x06":
-        raise RecordError("the archive does not end with a directory", code="records.corrupt")
-    count, at = fields[4], fields[6]
-    locator_at = end_at - _LOCATOR64.size
-    if locator_at >= window.base and bytes(window.content(locator_at, 4)) == b"PK\x06\x07":
-        end64 = window.unpack(_END64, window.unpack(_LOCATOR64, locator_at)[2])
-        if end64[0] != b"PK\x06\x06":
-            raise RecordError("the archive's wide directory end is damaged", code="records.corrupt")
-        count, at = end64[7], end64[9]
-    directory_at = at
+    """Entries in the order of the central directory; those before the window are looked up in ``front``.
+
+    Strict where torch's reader is: a field that it would stumble over is damage, whatever the data is like.
+    """
+    count, directory_at, directory_end = _directory_place(window)
+    at = directory_at
+    roots: set[bytes] = set()
+    names: set[str] = set()
     for _ in range(count):
         fields = window.unpack(_CENTRAL, at)
-        if fields[0] != b"PK\x01\x02":
-            raise RecordError("the archive's directory is damaged", code="records.corrupt")
+        _require(fields[0] == b"PK\x01\x02" and fields[13] == 0 and not fields[3] & ~(_STREAMED | _UTF8))
         name_at = at + _CENTRAL.size
-        name = _name(bytes(window.content(name_at, fields[10])))
+        raw = bytes(window.content(name_at, fields[10]))
+        roots.add(raw.partition(b"/")[0])
+        name = _name(raw)
+        names.add(name)
         extra = bytes(window.content(name_at + fields[10], fields[11]))
-        size, header = _widen(extra, fields[8], fields[9], fields[16])
+        size, packed, header = _widen(extra, fields[9], fields[8], fields[16])
         if fields[4] != 0:
             raise RecordError(f"entry {name} is compressed; torch stores entries as they are")
         known = front.get(name) if front is not None else None
         if known is not None:
-            if known.header != header or known.size not in (None, size):
-                raise RecordError(f"the archive's directory misplaces entry {name}", code="records.corrupt")
+            _require(known.header == header and known.size in (None, size), name)
             start = known.start
         else:
             local = window.unpack(_LOCAL, header)
+            _require(local[0] == b"PK\x03\x04" and local[2] == fields[3], name)
+            _require(bytes(window.content(header + _LOCAL.size, local[9])) == raw, name)
             start = header + _LOCAL.size + local[9] + local[10]
-            if local[0] != b"PK\x03\x04":
-                raise RecordError(f"the archive's directory misplaces entry {name}", code="records.corrupt")
-        if start + size > directory_at:
-            raise RecordError(f"entry {name} lies outside the archive", code="records.corrupt")
+        _require(packed == size and start + size <= directory_at, name)
         yield Entry(name, header, start, size, fields[7])
         at = name_at + fields[10] + fields[11] + fields[12]
+    _require(at == directory_end and len(roots) <= 1)
+    _require(not _VERSIONS.isdisjoint(names), "version")
 
 
-def _widen(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int]:
-    """Size and offset of a directory entry, from its zip64 field where the short ones are full."""
-    if _WIDE not in (packed, size, offset):
-        return size, offset
+def _directory_place(window: _Window) -> tuple[int, int, int]:
+    """Number of entries, and where the central directory begins and ends."""
+    end_at = window.end - _END.size
+    signature, disk, first_disk, here, count, size, at, comment = window.unpack(_END, end_at)
+    _require(signature == b"PK\x05\x06" and disk == first_disk == comment == 0 and here == count)
+    locator_at = end_at - _LOCATOR64.size
+    if locator_at < window.base or bytes(window.content(locator_at, 4)) != b"PK\x06\x07":
+        _require(at + size == end_at)
+        return count, at, end_at
+    _, disk, end64_at, disks = window.unpack(_LOCATOR64, locator_at)
+    end64 = window.unpack(_END64, end64_at)
+    _require(end64[0] == b"PK\x06\x06" and disk == end64[4] == end64[5] == 0 and disks == 1)
+    wide_count, wide_size, wide_at = end64[7], end64[8], end64[9]
+    _require(end64[6] == wide_count and wide_at + wide_size == end64_at)
+    _require(count in (wide_count, 0xFFFF) and size in (wide_size, _WIDE) and at in (wide_at, _WIDE))
+    return wide_count, wide_at, end64_at
+
+
+def _require(fact: bool, name: str | None = None) -> None:
+    if not fact:
+        where = "" if name is None else f" at entry {name}"
+        raise RecordError(f"the archive's directory is damaged{where}", code="records.corrupt")
+
+
+def _widen(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
+    """A directory entry's numbers, from its zip64 field where the short ones are full."""
     at = 0
-    while at + 4 <= len(extra):
+    while _WIDE in (size, packed, header) and at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
+        if kind == 1 and at + 4 + length <= len(extra):
             values = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-            size = next(values, size) if size == _WIDE else size
-            packed = next(values, packed) if packed == _WIDE else packed
-            return size, next(values, offset) if offset == _WIDE else offset
+            size, packed, header = (next(values, n) if n == _WIDE else n for n in (size, packed, header))
+            break
         at += 4 + length
-    return size, offset
+    return size, packed, header
 
 
 def _name(raw: bytes) -> str:
     """An entry's name below the archive's root directory."""
-    return raw.decode("utf-8", "replace").partition("/")[2]
+    try:
+        return raw.decode().partition("/")[2]
+    except UnicodeDecodeError:
+        raise RecordError("the name of an entry is not text", code="records.corrupt") from None

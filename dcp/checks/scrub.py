@@ -84,6 +84,7 @@ class _Scrub:
         self.result = Scrubbed()
         self.unchecked: Counter[str] = Counter()
         self.seen: set[tuple[str | None, str, str]] = set()
+        self.read: list[TensorEntry] = []
         self.broken: dict[int, set[Shape]] = {}
         self.total = sum(entry.nbytes for entry in self.index.tensors)
 
@@ -121,10 +122,10 @@ class _Scrub:
             sound = True
             for filled in group:
                 entry = filled.entry
-                if filled.fault is not None:
+                for fault in filled.faults:
                     sound = False
-                    self._fail(entry, filled.fault)
-                else:
+                    self._fail(entry, fault)
+                if not filled.faults:
                     digest.update(filled.view)
                     if entry.dtype in MEASURED:
                         health.add(measure(filled.view, entry.dtype))
@@ -150,6 +151,8 @@ class _Scrub:
         """Bands of everything, less those that only chunks known to be broken would fill."""
         for entry in self.index.tensors:
             for whole in _readable(entry):
+                # Kept alive, so that its identity is its own to the end.
+                self.read.append(whole)
                 broken = self.broken.setdefault(id(whole), set())
                 for band in bands(whole, BAND):
                     if broken and broken.issuperset(piece.chunk.box.offsets for piece in band.pieces):

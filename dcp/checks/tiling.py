@@ -58,7 +58,23 @@ def check_tensor(entry: TensorEntry) -> Iterator[Finding]:
             f"{entry.key}: the tiling check stopped after {len(tiling.overlaps) + len(tiling.gaps)} faults",
             key=entry.key,
         )
+    if 0 in entry.shape:
+        yield from _empty(entry)
     yield from _short_records(entry)
+
+
+def _empty(entry: TensorEntry) -> Iterator[Finding]:
+    """Chunks of a tensor without elements tile it trivially; their extents must still be the tensor's."""
+    boxes = [box for box in entry.chunks.boxes if len(box.sizes) == len(entry.shape)]
+    reach = tuple(max(ends) for ends in zip(*(box.ends for box in boxes), strict=True))
+    if boxes and reach != entry.shape:
+        yield finding(
+            "tiling.gap",
+            f"{entry.key}: its chunks reach to {list(reach)} of the shape {list(entry.shape)}",
+            key=entry.key,
+            expected=list(entry.shape),
+            actual=list(reach),
+        )
 
 
 def _short_records(entry: TensorEntry) -> Iterator[Finding]:

@@ -37,8 +37,8 @@ class Filled:
     view: memoryview
     crc32: int
     """Of ``view``."""
-    fault: CheckpointError | None = None
-    """Why ``view`` cannot be believed."""
+    faults: tuple[CheckpointError, ...] = ()
+    """Why ``view`` cannot be believed: one a damaged chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Pump:
             StorageError: the store failed.
         """
         ahead = 2 * self.threads + 1
-        waiting: deque[tuple[TensorEntry, Band, bytearray, Future[list[_Read]]]] = deque()
+        waiting: deque[_Job] = deque()
         for _ in range(ahead + 1):
             self._buffers.put(bytearray(self.band_bytes))
         with self._pool() as pool:
@@ -110,19 +110,22 @@ class Pump:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _next(
-        self, waiting: deque[tuple[TensorEntry, Band, bytearray, Future[list[_Read]]]]
-    ) -> Iterator[Filled]:
+    def _next(self, waiting: deque[_Job]) -> Iterator[Filled]:
         entry, band, buffer, future = waiting.popleft()
         view = memoryview(buffer)[: band.nbytes]
-        try:
-            reads = future.result()
-            for piece, read in zip(band.pieces, reads, strict=True):
-                self._account(_place(entry, piece.chunk), piece, read)
-        except CheckpointError as fault:
-            yield Filled(entry, band, view, 0, fault)
-        else:
-            yield Filled(entry, band, view, self._joined(band, view, reads))
+        reads: list[_Read] = []
+        faults: list[CheckpointError] = []
+        for piece, read in zip(band.pieces, future.result(), strict=True):
+            if isinstance(read, _Read):
+                try:
+                    self._account(_place(entry, piece.chunk), piece, read)
+                    reads.append(read)
+                    continue
+                except CheckpointError as error:
+                    read = error
+            faults.append(read)
+        crc32 = 0 if faults else self._joined(band, view, reads)
+        yield Filled(entry, band, view, crc32, tuple(faults))
         self._buffers.put(buffer)
 
     @staticmethod
@@ -153,13 +156,13 @@ class Pump:
             else:
                 self.unchecked[located.name] += 1
 
-    def _fill(self, entry: TensorEntry, band: Band, buffer: bytearray) -> list[_Read]:
+    def _fill(self, entry: TensorEntry, band: Band, buffer: bytearray) -> list[_Read | CheckpointError]:
         view = memoryview(buffer)[: band.nbytes]
-        reads: list[_Read] = []
+        reads: list[_Read | CheckpointError] = []
         if band.straight:
             at = 0
             for piece in band.pieces:
-                reads.append(self._read(entry, piece, view[at : at + piece.nbytes]))
+                reads.append(self._attempt(entry, piece, view[at : at + piece.nbytes]))
                 at += piece.nbytes
             return reads
         import numpy as np
@@ -168,11 +171,18 @@ class Pump:
         target = np.frombuffer(view, dtype=f"V{item}").reshape(band.box.sizes)
         for piece in band.pieces:
             source = self._scratch_view(piece.nbytes)
-            reads.append(self._read(entry, piece, source))
+            reads.append(self._attempt(entry, piece, source))
             region = piece.box.shifted(band.box.offsets)
             slices = tuple(slice(o, e) for o, e in zip(region.offsets, region.ends, strict=True))
             target[slices] = np.frombuffer(source, dtype=f"V{item}").reshape(piece.box.sizes)
         return reads
+
+    def _attempt(self, entry: TensorEntry, piece: Piece, view: memoryview) -> _Read | CheckpointError:
+        """A damaged chunk is a value, so that the others of its band are looked at too."""
+        try:
+            return self._read(entry, piece, view)
+        except CheckpointError as error:
+            return error
 
     def _scratch_view(self, size: int) -> memoryview:
         buffer: bytearray | None = getattr(self._scratch, "buffer", None)
@@ -207,6 +217,10 @@ class Pump:
             if place not in self._decoded:
                 self._decoded[place] = self.records.read_chunk(entry, chunk)
             return self._decoded[place]
+
+
+_Job = tuple[TensorEntry, Band, bytearray, "Future[list[_Read | CheckpointError]]"]
+"""A band being filled."""
 
 
 def _place(entry: TensorEntry, chunk: Chunk) -> _Place:

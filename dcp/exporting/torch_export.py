@@ -241,8 +241,8 @@ class Stream:
             left = storage.nbytes
             while left:
                 filled = next(bands_of)
-                if filled.fault is not None:
-                    raise filled.fault
+                for fault in filled.faults:
+                    raise fault
                 digest.update(filled.view)
                 writer.write_storage(key, filled.view, filled.crc32)
                 left -= filled.band.nbytes

@@ -1,0 +1,47 @@
+"""Do the flattened keys and the paths they were flattened from say the same?
+
+Warnings only: torch loads by key and reads the paths just to nest an export; and planners of other make
+may flatten in their own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dcp.findings import Finding, finding
+from dcp.index import METADATA, CheckpointIndex
+
+
+def check_paths(index: CheckpointIndex) -> Iterator[Finding]:
+    """Findings about keys without a path, paths without a key, and paths that spell another key."""
+    if index.paths is None:
+        return
+    for key in index.entries:
+        path = index.paths.get(key)
+        if path is None:
+            yield finding(
+                "metadata.unreadable",
+                f"{key} has no place in the nested state dict (planner_data)",
+                key=key,
+                file=METADATA,
+                severity="warning",
+            )
+        elif ".".join(map(str, path)) != key:
+            yield finding(
+                "metadata.unreadable",
+                f"{key} is recorded at the path {list(path)}, which spells another key",
+                key=key,
+                file=METADATA,
+                severity="warning",
+                expected=key,
+                actual=list(path),
+            )
+    for key in index.paths:
+        if key not in index.entries:
+            yield finding(
+                "metadata.unreadable",
+                f"{key} has a place in the nested state dict but is not described",
+                key=key,
+                file=METADATA,
+                severity="warning",
+            )

@@ -7,12 +7,12 @@ batches. A batch is what is read at once; its bands are then loaded, compared an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dcp.boxes import Box, in_bounds
 from dcp.dtypes import ITEMSIZE
-from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
+from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.regions import bands, overlapping, spans
@@ -22,6 +22,8 @@ BAND = 8 << 20
 """Most bytes of a band, where the memory budget would allow more."""
 BATCH = 32 << 20
 """Most bytes of a batch, where the memory budget would allow more: small ones stay in the cache."""
+SLICE = 20_000
+"""Most chunks and bands that are planned at once. Each takes a few KiB in plans, with all ranks."""
 _CLAIM = 8
 """How many times larger than its records a tensor may say it is: work is not given to larger ones."""
 _INFLATION = 1 << 16
@@ -76,8 +78,38 @@ def is_sound(entry: TensorEntry) -> bool:
     return entry.nbytes <= capacity and all(in_bounds(entry.shape, chunk.box) for chunk in entry.chunks)
 
 
+def bytes_of(index: CheckpointIndex) -> int:
+    """Bytes of all tensors in memory and of all objects as stored: what any layout needs."""
+    objects = sum(entry.record.length for entry in index.objects if entry.record is not None)
+    return objects + sum(entry.nbytes for entry in index.tensors)
+
+
+def slices(index: CheckpointIndex, most: int = SLICE) -> Iterator[CheckpointIndex]:
+    """Divide an index by keys, in the order in which their bytes stand in storage.
+
+    Args:
+        most: chunks and bands of a slice, unless a single tensor has more.
+    """
+    held: dict[str, Entry] = {}
+    size = 0
+    for entry in sorted(index.entries.values(), key=_first_byte):
+        pieces = 1 if isinstance(entry, ObjectEntry) else len(entry.chunks) + entry.nbytes // BAND
+        if held and size + pieces > most:
+            yield _slice(index, held)
+            held, size = {}, 0
+        held[entry.key] = entry
+        size += pieces
+    if held:
+        yield _slice(index, held)
+
+
+def _slice(index: CheckpointIndex, entries: dict[str, Entry]) -> CheckpointIndex:
+    paths = None if index.paths is None else {key: index.path_of(key) for key in entries}
+    return replace(index, entries=entries, paths=paths, unreferenced=())
+
+
 def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[str, list[Box]]:
-    """The bands of every sound tensor, by its key.
+    """The bands of every tensor, by its key.
 
     Args:
         layouts: what will be loaded; all their ranks together hold a band in at most an eighth of ``budget``.
@@ -85,28 +117,23 @@ def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[
     """
     cuts = {}
     for entry in index.tensors:
-        if is_sound(entry):
-            copies = max(sum(box.volume for box in layout.boxes(entry.shape)) for layout in layouts)
-            limit = budget // 8 * math.prod(entry.shape) // max(1, copies)
-            cuts[entry.key] = list(bands(entry.shape, ITEMSIZE[entry.dtype], max(1, min(BAND, limit))))
+        copies = max(sum(box.volume for box in layout.boxes(entry.shape)) for layout in layouts)
+        limit = budget // 8 * math.prod(entry.shape) // max(1, copies)
+        cuts[entry.key] = list(bands(entry.shape, ITEMSIZE[entry.dtype], max(1, min(BAND, limit))))
     return cuts
 
 
 def batches(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]], budget: int) -> Iterator[Batch]:
-    """Put bands and objects together, in the order in which their bytes stand in storage.
+    """Put bands and objects together, in the order of the index.
 
     Args:
-        cuts: bands by key, from `cut`; other tensors are left out.
+        cuts: bands by key, from `cut`.
         budget: bytes of memory for the whole load; a batch takes an eighth of it unless one item is larger.
     """
     limit = min(BATCH, budget // 8)
-    entries = [
-        entry for entry in index.entries.values() if isinstance(entry, ObjectEntry) or entry.key in cuts
-    ]
-    entries.sort(key=_first_byte)
     held: list[Band | ObjectNeed] = []
     size = 0
-    for item in _items(entries, cuts):
+    for item in _items(index, cuts):
         cost = item.cost
         if held and size + cost > limit:
             yield _batch(held)
@@ -117,10 +144,8 @@ def batches(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]], budget: i
         yield _batch(held)
 
 
-def _items(
-    entries: Iterable[TensorEntry | ObjectEntry], cuts: Mapping[str, Sequence[Box]]
-) -> Iterator[Band | ObjectNeed]:
-    for entry in entries:
+def _items(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]]) -> Iterator[Band | ObjectNeed]:
+    for entry in index.entries.values():
         if isinstance(entry, ObjectEntry):
             yield ObjectNeed(entry)
         else:

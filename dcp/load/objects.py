@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from dcp.archive import Archive
+from dcp.checks.scrub import judge_object
 from dcp.errors import RecordError
-from dcp.findings import Finding, finding
+from dcp.findings import Finding
 from dcp.index import ObjectEntry
-from dcp.pickles.scan import Verdict, judge, scan
+from dcp.pickles.scan import Verdict, globals_of, judge, scan
 from dcp.pickles.tables import WEIGHTS_ONLY
 
 
 def examine(entry: ObjectEntry, archive: Archive) -> tuple[Finding | None, bool]:
-    """Scan an object; nothing is imported or run for it.
+    """Judge an object; nothing is imported or run for it.
 
     Returns:
-        What is to be said of it, or None if all it asks for is known to be harmless; and whether
-        ``torch.load(weights_only=True)`` takes every global that it asks for.
+        What is to be said of it, or None if all it asks for is known to be harmless; and whether it may
+        be given to ``torch.load(weights_only=True)``, which takes every global that it asks for.
     """
-    found = scan(archive.pickle)
-    judged = judge(found)
-    plain = found.error is None and WEIGHTS_ONLY.issuperset(map(str, found.globals))
-    if judged.verdict is Verdict.ALLOWED:
-        return None, plain
-    reaches = judged.verdict is Verdict.REACHES_CODE
-    names = judged.reaching if reaches else judged.unknown
-    what = "reaches code" if reaches else "asks for unknown classes" if names else "cannot be read"
-    report = finding(
-        "records.unsafe",
-        f"{entry.key}: its pickle {what}: {', '.join(names) or judged.error}; it was not loaded",
-        severity="error" if reaches or not names else "warning",
-        key=entry.key,
-        file=None if entry.record is None else entry.record.path,
-        globals=list(names),
-    )
-    return report, plain
+    found = next(judge_object(entry, archive.pickle, None), None)
+    return found, found is None and WEIGHTS_ONLY.issuperset(globals_of(archive.pickle))
 
 
 def require_harmless(entry: ObjectEntry, archive: Archive) -> None:

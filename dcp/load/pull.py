@@ -113,6 +113,12 @@ class Pull:
         while planned:
             yield self._finish(planned.popleft())
 
+    def forget(self) -> None:
+        """Drop what is known of chunks read so far; to be called between `groups`."""
+        self._located.clear()
+        self._checksums = Checksums()
+        self._decoded.clear()
+
     def locate(self, needs: Iterable[Need]) -> None:
         """Read the heads of records in parallel where `groups` would otherwise stop for each of them."""
         wanted = [need for need in needs if isinstance(need, ChunkNeed) and not self._is_read_whole(need)]
@@ -230,6 +236,6 @@ def _attempt(action: Callable[[], T]) -> T | CheckpointError:
     try:
         return action()
     except CheckpointError as error:
-        return error
+        return error.with_traceback(None)
     except NotFoundError as error:
         return CheckpointError(f"{error}: it was there when the load began", code="files.missing")

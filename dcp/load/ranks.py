@@ -62,7 +62,7 @@ class SimulatedRanks:
     ) -> None:
         """
         Args:
-            index: of the checkpoint; its tensors that have no ``cuts`` are not loaded.
+            index: of what is to be loaded.
             cuts: each tensor's bands, by key.
             arena: memory for one band at a time; may be shared with other layouts.
             planner: makes the planner of each rank.
@@ -71,7 +71,7 @@ class SimulatedRanks:
         self._arena = arena
         self.rank_bytes = [0] * layout.ranks
         self.findings: list[Finding] = []
-        self._entries = [e for e in index.tensors if e.key in cuts]
+        self._entries = index.tensors
         self._planners = [planner() for _ in range(layout.ranks)]
         self._states: list[dict[str, StandIn | None]] = [{} for _ in range(layout.ranks)]
         self._pieces: list[dict[str, list[int]]] = [{} for _ in range(layout.ranks)]

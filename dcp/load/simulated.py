@@ -1,8 +1,9 @@
 """The simulated engine: N ranks in one process, each byte read once for all ranks of all layouts.
 
 A pass goes over the checkpoint batch by batch (`dcp.load.batches`): what a batch needs is read while the
-one before is worked on, then every layout in turn loads it on its ranks and compares. What is wrong with
-one record is a finding in each layout, with the ranks it concerns, and the rest goes on.
+one before is worked on, then every layout in turn loads it on its ranks and compares. The planner
+conversation is held once for each slice of keys, of which all but the largest checkpoints have only one.
+What is wrong with one record is a finding in each layout, with the ranks it concerns, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
 
 from torch.distributed.checkpoint.planner import LoadPlanner
@@ -18,9 +20,9 @@ from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, has_errors
-from dcp.index import ObjectEntry
+from dcp.index import CheckpointIndex, ObjectEntry
 from dcp.layout import Layout
-from dcp.load.batches import BandNeed, Batch, batches, cut
+from dcp.load.batches import BandNeed, Batch, batches, bytes_of, cut, slices
 from dcp.load.bits import Bits
 from dcp.load.metadata import torch_metadata
 from dcp.load.objects import examine
@@ -57,6 +59,22 @@ def load_simulated(
     return _Pass(checkpoint, layouts, memory_budget, progress, planner).run()
 
 
+@dataclass(slots=True)
+class _Tally:
+    """What has been found and done in one layout so far."""
+
+    layout: Layout
+    rank_bytes: list[int]
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+
+
 class _Pass:
     def __init__(
         self,
@@ -66,43 +84,52 @@ class _Pass:
         progress: Progress | None,
         planner: Callable[[], LoadPlanner],
     ) -> None:
-        self.checkpoint = checkpoint
+        self.layouts = layouts
         self.budget = memory_budget
         self.progress = progress
+        self.planner = planner
         self.index, self.findings = preflight(checkpoint)
         self.reported: set[tuple[object, ...]] = {(f.code, f.file or f.key) for f in self.findings}
+        self.total = bytes_of(self.index)
         self.done = 0
         self.unpickled = 0
         self.scanned = 0
         self.pull = Pull(checkpoint, budget=min(READ_AHEAD, memory_budget // 4))
-        self.cuts = cut(self.index, layouts, memory_budget)
-        arena = Arena()
-        self.ranks = [SimulatedRanks(layout, self.index, self.cuts, arena, planner) for layout in layouts]
-        self.seconds = [0.0] * len(layouts)
-        self.failures: list[list[Finding]] = [[] for _ in layouts]
+        self.reader = BucketReader(checkpoint.url)
+        self.arena = Arena()
+        self.tallies = [_Tally(layout, [0] * layout.ranks) for layout in layouts]
+        self.ranks: list[SimulatedRanks] = []
 
     def run(self) -> list[LayoutReport]:
         started = time.perf_counter()
-        self._plan()
-        plan = list(batches(self.index, self.cuts, self.budget))
-        total = sum(need.cost for batch in plan for need in batch.needs)
+        for part in slices(self.index):
+            self._run_slice(part)
+        shared = time.perf_counter() - started - sum(tally.seconds for tally in self.tallies)
+        return [self._report(tally, shared / len(self.tallies)) for tally in self.tallies]
+
+    def _run_slice(self, part: CheckpointIndex) -> None:
+        """Plan, read and check some of the keys, and forget all about them."""
+        cuts = cut(part, self.layouts, self.budget)
+        metadata = torch_metadata(part)
+        self.ranks = [SimulatedRanks(each, part, cuts, self.arena, self.planner) for each in self.layouts]
+        for tally, ranks in self._by_layout():
+            with tally.timed():
+                ranks.plan(metadata, self.reader)
+        plan = list(batches(part, cuts, self.budget))
         self.pull.locate(chain.from_iterable(batch.needs for batch in plan))
         for batch, (_, got) in zip(plan, self.pull.groups(batch.needs for batch in plan), strict=True):
             self._take(batch, got)
             if self.progress is not None:
-                self.progress(self.done, total)
-        for number, ranks in enumerate(self.ranks):
-            with self._timed(number):
+                self.progress(self.done, self.total)
+        for tally, ranks in self._by_layout():
+            with tally.timed():
                 ranks.check_coverage()
-        shared = time.perf_counter() - started - sum(self.seconds)
-        return [self._report(number, shared / len(self.ranks)) for number in range(len(self.ranks))]
+            tally.findings += ranks.findings
+            tally.rank_bytes = [a + b for a, b in zip(tally.rank_bytes, ranks.rank_bytes, strict=True)]
+        self.pull.forget()
 
-    def _plan(self) -> None:
-        metadata = torch_metadata(self.index)
-        reader = BucketReader(self.checkpoint.url)
-        for number, ranks in enumerate(self.ranks):
-            with self._timed(number):
-                ranks.plan(metadata, reader)
+    def _by_layout(self) -> Iterator[tuple[_Tally, SimulatedRanks]]:
+        return zip(self.tallies, self.ranks, strict=True)
 
     def _take(self, batch: Batch, got: list[Got]) -> None:
         answers = iter(got)
@@ -114,8 +141,8 @@ class _Pass:
                 arrived.append((need, value))
                 if isinstance(value, CheckpointError):
                     self._fail(need, value)
-            for number, ranks in enumerate(self.ranks):
-                with self._timed(number):
+            for tally, ranks in self._by_layout():
+                with tally.timed():
                     ranks.load(band, arrived)
         for wanted, value in zip(batch.objects, answers, strict=True):
             self._take_object(wanted.entry, value)
@@ -132,8 +159,8 @@ class _Pass:
             self.findings.append(found)
         elif plain:
             self.unpickled += 1
-            for number, ranks in enumerate(self.ranks):
-                with self._timed(number):
+            for tally, ranks in self._by_layout():
+                with tally.timed():
                     ranks.load_object(entry, value)
         else:
             self.scanned += 1
@@ -141,9 +168,9 @@ class _Pass:
     def _fail(self, need: BandNeed, error: CheckpointError) -> None:
         """Report a chunk that could not be read, once, to every layout."""
         if self._is_new(error, need.need.entry.key, need.chunk):
-            for ranks, failures in zip(self.ranks, self.failures, strict=True):
+            for tally, ranks in self._by_layout():
                 concerned = ranks.holders(need.need.entry, need.need.chunk.box)
-                failures.append(_failure(error, ranks=concerned))
+                tally.findings.append(_failure(error, ranks=concerned))
 
     def _is_new(self, error: CheckpointError, *place: object) -> bool:
         """Whether neither the listing nor an earlier piece of the same record has told of it."""
@@ -152,27 +179,20 @@ class _Pass:
         self.reported.add((error.code, *place, "record"))
         return new
 
-    @contextmanager
-    def _timed(self, number: int) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[number] += time.perf_counter() - started
-
-    def _report(self, number: int, shared_seconds: float) -> LayoutReport:
-        ranks = self.ranks[number]
-        findings = [*self.findings, *self.failures[number], *ranks.findings]
+    def _report(self, tally: _Tally, shared_seconds: float) -> LayoutReport:
+        findings = [*self.findings, *tally.findings]
         return LayoutReport(
-            layout=str(ranks.layout),
-            ranks=ranks.layout.ranks,
+            layout=str(tally.layout),
+            ranks=tally.layout.ranks,
             ok=not has_errors(findings),
-            bytes_needed=self.done,
+            bytes_needed=self.total,
             bytes_read=self.pull.source.bytes_read,
             requests=self.pull.source.requests,
-            rank_bytes=ranks.rank_bytes,
-            tensors=len(self.cuts),
+            rank_bytes=tally.rank_bytes,
+            tensors=len(self.index.tensors),
             objects=self.unpickled,
             objects_scanned=self.scanned,
-            seconds=round(self.seconds[number] + shared_seconds, 6),
+            seconds=round(tally.seconds + shared_seconds, 6),
             findings=findings,
         )
 

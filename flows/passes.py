@@ -17,6 +17,7 @@ from dcp.errors import EnvironmentFault, NotFoundError, StorageError
 from dcp.findings import Report
 from dcp.storage import open_store
 from flows.lifecycle import process_step, provisional_key
+from flows.prefect_server import start_server
 from flows.settings import LifecycleSettings, RunSettings
 from flows.workshop import StepReport, Workshop
 from tasks.alert import Emit, Pending, pending_deliveries, redeliver, told
@@ -243,6 +244,7 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
         if not found.idle:
             from flows.watch import watch
 
+            start_server()
             return watch(config=str(settings.file))
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         idle.append(

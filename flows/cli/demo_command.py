@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +77,19 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
     )
     out.line()
     out.line("Next")
+    ckpt = _program(here)
     broken = next((step.step for step in run.steps if step.problem), None)
     if broken:
-        out.line(f"  ckpt validate {typed(f'{report.source}/{broken}')}")
+        out.line(f"  {ckpt} validate {typed(f'{report.source}/{broken}')}")
     if latest:
-        out.line(f"  ckpt verify {typed(latest)}")
-    out.line(f"  ckpt status --config {typed(report.settings)}")
+        out.line(f"  {ckpt} verify {typed(latest)}")
+    out.line(f"  {ckpt} status --config {typed(report.settings)}")
+
+
+def _program(here: Path) -> str:
+    """What to type for this very command in ``here``: its name alone only where the shell would find it."""
+    called = shutil.which(sys.argv[0], path=f"{here}{os.pathsep}{os.environ.get('PATH', '')}")
+    if called is None or Path(called).name != "ckpt" or shutil.which("ckpt") == called:
+        return "ckpt"
+    relative = os.path.relpath(Path(here, called), here)
+    return shlex.quote(called if relative.startswith("..") else relative)

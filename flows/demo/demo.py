@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from flows.demo.damage import interrupt_save, truncate_data
 from flows.demo.place import BrokenStep, Mark, Place, SavedStep
 from flows.demo.training import RENAMED_STEP, Training
 from flows.passes import PassReport, watch_once
+from flows.prefect_server import InBackground, connect
 from flows.settings import load_settings
 from flows.status import StatusReport, run_status
 
@@ -63,10 +63,10 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
     started = time.monotonic()
     place = Place(directory.expanduser().absolute())
     mark = place.prepare()
-    with place.alone():
+    with place.alone() as lock:
         trained = not mark.trained
         if trained:
-            mark = _train(place, note)
+            mark = _train(place, lock, note)
             place.keep(mark)
         else:
             note("Training was done by an earlier demo")
@@ -91,19 +91,18 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
         )
 
 
-def _train(place: Place, note: Note) -> Mark:
+def _train(place: Place, lock: int, note: Note) -> Mark:
     if place.clear_run():
         note("An earlier demo was interrupted while it trained; starting over")
     note("Training on 2 ranks (FSDP2, AdamW, gloo) while Prefect's own server starts")
     [run] = load_settings(place.settings).runs
-    with Training(place.run, place.training_log) as training:
+    with Training(place.run, place.training_log, lock) as training:
         _work_in(place.root)
-        with ThreadPoolExecutor() as pool:
-            server = pool.submit(_start_prefect)
-            saved = training.wait()
-            for step in saved:
-                note(f"  step_{step.step} saved, loss {step.loss:.2f}")
-            server.result()
+        server = InBackground(_prepare_flows)
+        saved = training.wait()
+        for step in saved:
+            note(f"  step_{step.step} saved, loss {step.loss:.2f}")
+        server.finish()
     broken = [
         truncate_data(place.run / f"step_{TRUNCATED_STEP}", TRUNCATED_STEP),
         BrokenStep(step=RENAMED_STEP, what="saved after the model was wrapped, so its keys have other names"),
@@ -123,10 +122,8 @@ def _work_in(directory: Path) -> None:
     os.chdir(directory)
 
 
-def _start_prefect() -> None:
-    """Start Prefect's temporary server, which lives as long as this process; load what flows need."""
-    from prefect import get_client
-
-    with get_client(sync_client=True):
-        for module in ("flows.watch", "dcp.load"):
-            import_module(module)
+def _prepare_flows() -> None:
+    """Start Prefect's server, and load what flows need while it comes up."""
+    connect()
+    for module in ("flows.watch", "dcp.load"):
+        import_module(module)

@@ -114,11 +114,17 @@ class Place:
         return True
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep a second demo out of the directory meanwhile. Raises `UsageError` if one is at work."""
+    def alone(self) -> Iterator[int]:
+        """Keep a second demo out of the directory, and yield the file descriptor that does.
+
+        It does so until every process that has the descriptor has ended, also one whose parent was killed.
+
+        Raises:
+            UsageError: a demo, or the training of one that was killed, is at work.
+        """
         with (self.root / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"another demo is at work in {self.root}; wait for it") from None
-            yield
+                raise UsageError(f"another demo is at work in {self.root}; wait until it ends") from None
+            yield lock.fileno()

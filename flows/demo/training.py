@@ -23,11 +23,18 @@ _DEADLINE = 300.0
 
 
 class Training:
-    """A running training job; leaving the block ends whatever of it still runs."""
+    """A running training job; leaving the block ends whatever of it still runs.
 
-    def __init__(self, out: Path, log: Path) -> None:
+    Args:
+        out: directory in which step directories appear.
+        log: file that takes all output of the ranks.
+        lock: a file descriptor that every rank keeps open, so that whoever waits for it waits for them too.
+    """
+
+    def __init__(self, out: Path, log: Path, lock: int | None = None) -> None:
         self._out = out
         self._log = log
+        self._kept_open = () if lock is None else (lock,)
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._meeting = tempfile.TemporaryDirectory(prefix="ckpt-demo-")
 
@@ -45,6 +52,7 @@ class Training:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
+                        pass_fds=self._kept_open,
                     )
                 )
         return self

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -225,3 +226,23 @@ def test_two_demos_do_not_work_in_one_directory(tmp_path: Path) -> None:
         said = ckpt_process("demo", place.root)
     assert said.code == 2
     assert "another demo is at work" in said.err
+
+
+def test_control_c_ends_everything_at_once(tmp_path: Path) -> None:
+    place = Place(tmp_path / "demo")
+    process = subprocess.Popen(
+        command("demo", place.root),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("Training on 2 ranks")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert not place.prepare().trained
+    with place.alone():  # which no rank keeps any more
+        pass

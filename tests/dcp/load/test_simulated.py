@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
@@ -120,6 +121,15 @@ def test_layouts_of_one_call_share_their_reads(fsdp2_checkpoint: SavedCheckpoint
     assert both.ok
     assert [report.ranks for report in both.layouts] == [2, 3]
     assert both.bytes_read == one.bytes_read == both.layouts[1].bytes_read
+
+
+def test_a_bucket(fsdp2_checkpoint: SavedCheckpoint, gs_bucket: str) -> None:
+    url = f"{gs_bucket}/run/step_2"
+    fsspec.filesystem("gs").put(f"{fsdp2_checkpoint.path}/", f"{url}/", recursive=True)
+    bucket, local = load_test(url), load_test(str(fsdp2_checkpoint.path))
+    assert bucket.ok
+    assert [r.rank_bytes for r in bucket.layouts] == [r.rank_bytes for r in local.layouts]
+    assert bucket.bytes_read == local.bytes_read
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
 from dcp.checks.files import check_files
+from dcp.checks.optimizer import check_optimizers
 from dcp.checks.paths import check_paths
+from dcp.checks.ranks import check_ranks
 from dcp.checks.scrub import Progress, Scrubbed, TensorHealth
 from dcp.checks.scrub import scrub as read_all
 from dcp.checks.tiling import check_tilings
@@ -192,6 +194,8 @@ class _Judge:
         findings = [*check_files(checkpoint, newer_seconds=self.newer, copied=self.copied)]
         findings += check_tilings(checkpoint.index)
         findings += check_paths(checkpoint.index)
+        findings += check_ranks(checkpoint.index)
+        findings += check_optimizers(checkpoint.index)
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
         scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)

@@ -42,6 +42,7 @@ def run(
     from flows.settings import load_settings
 
     settings = load_settings(config)
+    settings.run_of(url)  # before Prefect takes its time
     prepare_prefect(out.debug)
     from flows.cli.lifecycle_views import errors_of_step, show_step
     from flows.prefect_server import start_server

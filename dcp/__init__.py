@@ -13,6 +13,7 @@ _HOME = {
     "read_index": "dcp.checkpoint",
     "inspect": "dcp.inspection",
     "validate": "dcp.validation",
+    "diff": "dcp.comparison",
     "test_load": "dcp.load",
     "export": "dcp.exporting",
     "plan_export": "dcp.exporting",

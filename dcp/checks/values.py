@@ -54,15 +54,24 @@ def measure(data: memoryview, dtype: str) -> Health:
         data: whole elements in any order.
         dtype: torch's name, one of `MEASURED`.
     """
-    import numpy as np
-
     step = 1 << 18
     health = Health()
-    raw = np.frombuffer(data, "<u2" if dtype == "bfloat16" else _FLOATS[dtype])
+    raw = _raw(data, dtype)
     for start in range(0, len(raw), step):
         part = raw[start : start + step]
         _measure(_widened(part, dtype), health)
     return health
+
+
+def as_numbers(data: memoryview, dtype: str) -> NDArray[np.floating]:
+    """Elements of one of the `MEASURED` types as numbers; a complex one gives two."""
+    return _widened(_raw(data, dtype), dtype)
+
+
+def _raw(data: memoryview, dtype: str) -> NDArray[np.generic]:
+    import numpy as np
+
+    return np.frombuffer(data, "<u2" if dtype == "bfloat16" else _FLOATS[dtype])
 
 
 def _widened(part: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:

@@ -126,6 +126,14 @@ def test_hostile_names_on_a_terminal(hostile: Path) -> None:
     assert "owned" in shown
 
 
+def test_progress_is_shown_on_a_terminal_only(whole: Path, tmp_path: Path) -> None:
+    shown = _on_a_terminal("export", whole, tmp_path / "a.pt")
+    assert "export \x1b[" in shown
+    assert "bytes" in shown or "kB" in shown or "KiB" in shown
+    assert "export \x1b[" not in _on_a_terminal("export", whole, tmp_path / "b.pt", "--quiet")
+    assert ckpt_process("export", whole, tmp_path / "c.pt").err == ""
+
+
 def test_a_terminal_without_unicode(whole: Path, hostile: Path) -> None:
     (whole / ".metadata").write_bytes(b"")
     for arguments in (["inspect", hostile], ["validate", whole]):

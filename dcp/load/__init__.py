@@ -20,9 +20,13 @@ from typing import Any
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import UsageError
 from dcp.layout import Layout
-from dcp.load.reader import BucketReader
-from dcp.load.report import Engine, LayoutReport, TestLoadReport
-from dcp.load.simulated import Progress, load_simulated
+from dcp.unpickle import gc_paused
+
+# torch makes a million objects when it is imported, and the collector looks through them again and again.
+with gc_paused():
+    from dcp.load.reader import BucketReader
+    from dcp.load.report import Engine, LayoutReport, TestLoadReport
+    from dcp.load.simulated import Progress, load_simulated
 
 __all__ = ["BucketReader", "LayoutReport", "TestLoadReport", "test_load"]
 

@@ -25,48 +25,40 @@ def main() -> None:
     parser.add_argument("--layout", default="fsdp=3")
     parser.add_argument("--memory-budget", type=int, default=1 << 30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--simulated", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ranks", choices=["torch", "bucket"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.simulated:
-        print(json.dumps(_simulate(arguments.checkpoint, arguments.layout, arguments.memory_budget)))
-    elif arguments.ranks:
+    if arguments.ranks:
         print(json.dumps(_load_on_ranks(arguments.checkpoint, arguments.layout, arguments.ranks)))
     else:
         _compare(arguments)
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    own = [sys.executable, "-m", "tests.bench.bench_test_load", arguments.checkpoint]
-    own += ["--layout", arguments.layout, "--memory-budget", str(arguments.memory_budget)]
+    target = [arguments.checkpoint, "--layout", arguments.layout]
+    ranks = [sys.executable, "-m", "tests.bench.bench_test_load", *target, "--ranks"]
+    command = [str(Path(sys.executable).with_name("ckpt")), "test-load", *target, "--json"]
     commands = {
-        "torch load, gloo": [*own, "--ranks", "torch"],
-        "BucketReader, gloo": [*own, "--ranks", "bucket"],
-        "simulated": [*own, "--simulated"],
+        "torch load, gloo": [*ranks, "torch"],
+        "BucketReader, gloo": [*ranks, "bucket"],
+        "ckpt test-load": [*command, "--memory-budget", str(arguments.memory_budget)],
     }
     print(f"{arguments.layout}, {os.cpu_count()} cores; peak is of the largest process")
-    compare([Contestant(name, command) for name, command in commands.items()], "simulated", arguments.rounds)
-    needed = None
-    for name, command in reversed(commands.items()):
-        run = subprocess.run(command, capture_output=True, text=True, check=True)
-        figures = json.loads(run.stdout.splitlines()[-1])
-        needed = needed or figures["needed"]
+    contestants = [Contestant(name, command) for name, command in commands.items()]
+    compare(contestants, "ckpt test-load", arguments.rounds)
+    report = json.loads(_output(commands["ckpt test-load"]))
+    [result] = report["layouts"]
+    needed = result["bytes_needed"]
+    figures = {name: json.loads(_output(line)) for name, line in commands.items() if "--ranks" in line}
+    figures["ckpt test-load"] = {"read": result["bytes_read"], "load": report["seconds"]}
+    for name, found in figures.items():
         print(
-            f"{name:18}  read {figures['read'] / needed:.4f} × {needed} bytes needed, "
-            f"{figures['load']:.2f} s without start-up"
+            f"{name:18}  read {found['read'] / needed:.4f} × {needed} bytes needed, "
+            f"{found['load']:.2f} s without start-up"
         )
 
 
-def _simulate(checkpoint: str, layout: str, memory_budget: int) -> dict[str, Any]:
-    from dcp.load import test_load
-
-    report = test_load(checkpoint, [layout], memory_budget=memory_budget)
-    assert report.ok, report.layouts[0].findings
-    return {
-        "needed": report.layouts[0].bytes_needed,
-        "read": report.bytes_read,
-        "load": report.seconds,
-    }
+def _output(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _load_on_ranks(checkpoint: str, layout: str, reader: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from dcp.errors import EnvironmentFault, NotFoundError, StorageError
 from dcp.findings import Report
 from dcp.storage import open_store
 from flows.lifecycle import process_step, provisional_key
-from flows.prefect_server import start_server
 from flows.settings import LifecycleSettings, RunSettings
 from flows.workshop import StepReport, Workshop
 from tasks.alert import Emit, Pending, pending_deliveries, redeliver, told
@@ -232,6 +231,7 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
 
     Raises:
         SettingsError: the settings turned out to be wrong.
+        EnvironmentFault: Prefect does not work.
     """
     started = time.time()
     idle: list[RunReport] = []
@@ -242,10 +242,9 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
             idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
             continue
         if not found.idle:
-            from flows.watch import watch
+            from flows.watch import watch_in_flow
 
-            start_server()
-            return watch(config=str(settings.file))
+            return watch_in_flow(settings)
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         idle.append(
             RunReport(run=run.name, ok=True, steps=[], writing=writing, unknown=[], unchanged=found.unchanged)

@@ -11,6 +11,8 @@ from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault
 from flows.lifecycle import process_step
+from flows.prefect_faults import prefect_answers
+from flows.prefect_server import start_server
 from flows.settings import DEFAULT_FILE, LifecycleSettings, load_settings
 from flows.workshop import StepReport, Workshop
 from tasks.prefect_tasks import call_as_task, emit
@@ -62,9 +64,12 @@ def run_step(settings: LifecycleSettings, url: str, *, force: bool = True) -> St
     Raises:
         UsageError: it belongs to no run.
         StorageError: source or ledger cannot be listed or written.
+        EnvironmentFault: Prefect does not work.
     """
     run, step = settings.run_of(url)
-    return process_in_flow(settings, run.name, step, force=force)
+    with prefect_answers():
+        start_server()
+        return process_in_flow(settings, run.name, step, force=force)
 
 
 def process_in_flow(settings: LifecycleSettings, run: str, step: str, *, force: bool = False) -> StepReport:

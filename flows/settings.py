@@ -225,9 +225,9 @@ class LifecycleSettings(BaseSettings):
         Raises:
             UsageError: no run's source is the parent of ``url``.
         """
-        parent, _, step = _comparable(normalise_url(url)).rpartition("/")
+        parent, _, step = normalise_url(url).rpartition("/")
         for run in self.runs:
-            if _comparable(run.source) == parent:
+            if parent and _comparable(run.source) == _comparable(parent):
                 return run, step
         sources = ", ".join(run.source for run in self.runs)
         raise UsageError(f"{url} is not a step of any run in {self.file.name} (sources: {sources})")

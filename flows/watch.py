@@ -6,8 +6,10 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from flows.passes import PassReport, run_pass, watch_once
+from flows.prefect_faults import prefect_answers
+from flows.prefect_server import start_server
 from flows.process import process_in_flow
-from flows.settings import DEFAULT_FILE, RunSettings, load_settings
+from flows.settings import DEFAULT_FILE, LifecycleSettings, RunSettings, load_settings
 from flows.workshop import StepReport
 from tasks.prefect_tasks import emit
 
@@ -34,3 +36,15 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
         if run.unknown:
             logger.warning("run %s: not steps, left alone: %s", run.run, ", ".join(run.unknown[:20]))
     return report
+
+
+def watch_in_flow(settings: LifecycleSettings) -> PassReport:
+    """One pass as a flow run in this process.
+
+    Raises:
+        SettingsError: the settings turned out to be wrong.
+        EnvironmentFault: Prefect does not work.
+    """
+    with prefect_answers():
+        start_server()
+        return watch(config=str(settings.file))

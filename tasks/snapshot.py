@@ -75,7 +75,7 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
     """
     stages: dict[StepKey, dict[str, ObjectInfo]] = {}
     unknown: list[ObjectInfo] = []
-    has_cache = False
+    cached: ObjectInfo | None = None
     for info in ledger.objects():
         parsed = parse_name(info.name)
         if parsed:
@@ -83,8 +83,8 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
         elif info.name.startswith(UNKNOWN):
             unknown.append(info)
         elif info.name == CACHE:
-            has_cache = True
-    cache = _read_cache(ledger) if has_cache else _Cached()
+            cached = info
+    cache = _read_cache(ledger, cached) if cached else _Cached()
     complete = _completed(cache, ledger, stages, unknown)
     if remember and complete != cache:
         ledger.store.replace(CACHE, complete.model_dump_json().encode())
@@ -108,9 +108,11 @@ class _Cached(BaseModel):
     unknown: dict[str, list[str]] = {}
 
 
-def _read_cache(ledger: Ledger) -> _Cached:
+def _read_cache(ledger: Ledger, info: ObjectInfo) -> _Cached:
+    if info.size > _CACHE_LIMIT:
+        return _Cached()
     try:
-        return _Cached.model_validate_json(ledger.store.read(CACHE, _CACHE_LIMIT))
+        return _Cached.model_validate_json(ledger.store.read_range(CACHE, 0, info.size))
     except (ValidationError, NotFoundError, CheckpointError):
         # Damaged, just being replaced, or of another version: it is rebuilt from the records.
         return _Cached()

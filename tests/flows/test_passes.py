@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dcp.checkpoint import read_index
+from dcp.checkpoint import open_checkpoint
 from dcp.records import Records
 from dcp.storage import open_store
 from flows.passes import survey_run
@@ -84,6 +84,22 @@ def test_the_published_file_holds_the_checkpoint(here: Lifecycle) -> None:
     wanted = torch.load(expected, weights_only=True)
     assert flat.keys() == wanted.keys()
     assert all(torch.equal(flat[key], wanted[key]) for key in wanted)
+
+
+@pytest.mark.slow
+def test_steps_of_every_writer_are_published_or_named_for_what_they_are(here: Lifecycle) -> None:
+    for number, one in enumerate(golden.GOLDENS):
+        here.save(f"step_{number}", one.name)
+    report = here.once(here.settings(layouts=["fsdp=2", "fsdp=3"]))
+    named = {one.name: outcomes(report)[f"step_{number}"] for number, one in enumerate(golden.GOLDENS)}
+    assert {name for name, outcome in named.items() if outcome != "published"} == {
+        "not_dcp_verl_fsdp",
+        "torch_hf_sharded",
+        "torch_torchao",
+    }
+    assert set(named.values()) == {"published", "invalid"}
+    for step in report.steps:
+        assert step.published is None or verify(step.published).ok
 
 
 def test_a_step_is_test_loaded_where_layouts_are_set(here: Lifecycle) -> None:
@@ -214,8 +230,9 @@ def test_a_step_that_is_being_removed_raises_no_alarm(here: Lifecycle) -> None:
 def test_a_scrub_finds_what_the_index_does_not_show(here: Lifecycle) -> None:
     here.save("step_1", "torch_fsdp_tp_2x2")
     step = here.source.child("step_1")
-    tensor = read_index(step.url).tensors[-1]
-    place = Records(step).locate(tensor, tensor.chunks[0])
+    checkpoint = open_checkpoint(step)
+    tensor = checkpoint.index.tensors[-1]
+    place = Records(step, checkpoint.objects).locate(tensor, tensor.chunks[0])
     data = bytearray(step.read(place.name, 1 << 30))
     data[place.start] ^= 1
     step.replace(place.name, bytes(data))
@@ -312,10 +329,10 @@ def test_a_finished_step_costs_no_request_of_its_own(
         calls.append(f"{method} {path}")
         return await original(self, method, path, *args, **kwargs)
 
-    def idle_requests() -> int:
+    def idle_requests() -> list[str]:
         calls.clear()
         assert life.once(settings).runs[0].steps == []
-        return len(calls)
+        return list(calls)
 
     life.save("step_1")
     life.save("step_2", without=(".metadata",))
@@ -329,7 +346,7 @@ def test_a_finished_step_costs_no_request_of_its_own(
     life.once(settings)
     life.once(settings)
     monkeypatch.setattr(gcsfs.GCSFileSystem, "_request", counted)
-    assert idle_requests() == few, calls
+    assert len(idle_requests()) == len(few) == 3, (few, calls)
 
 
 def test_sinks_get_the_alert_once_and_a_broken_one_stops_nothing(here: Lifecycle) -> None:

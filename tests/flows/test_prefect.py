@@ -129,6 +129,21 @@ def test_two_watchers_at_once_publish_once(
     assert outcomes(watch_once(settings)) == {}
 
 
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", "http://127.0.0.1:9"])
+def test_a_prefect_that_does_not_answer_is_the_environment(tmp_path: Path, url: str) -> None:
+    life = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+    life.save("step_1")
+    environment = {**os.environ, "PREFECT_API_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(life.settings().file)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert f"EnvironmentFault: Prefect's API at {url} does not answer" in done.stderr
+
+
 @pytest.mark.usefixtures("prefect_api")
 def test_one_step_on_demand_is_tried_again_beyond_its_limit(bucket: Lifecycle) -> None:
     bucket.save("step_1")

@@ -94,6 +94,10 @@ exports = []
     assert (b.layouts, b.exports, b.publish) == ((), (), "s3://elsewhere/b")
     assert settings.run_of(f"{place}/train/a/run-12/") == (a, "run-12")
     assert settings.run_of("gs://train/b/step_1") == (b, "step_1")
+    (place / "train" / "a").mkdir(parents=True)
+    (place / "train" / "a" / "run-13").symlink_to(place)
+    (place / "link").symlink_to(place / "train")
+    assert settings.run_of(f"{place}/link/a/run-13") == (a, "run-13")
     for url in ("gs://train/b", "gs://train/b/step_1/model", "gs://train/c/step_1"):
         with pytest.raises(UsageError, match="not a step of any run"):
             settings.run_of(url)

@@ -45,11 +45,9 @@ def run(
     settings.run_of(url)  # before Prefect takes its time
     prepare_prefect(out.debug)
     from flows.cli.lifecycle_views import errors_of_step, show_step
-    from flows.prefect_server import start_server
     from flows.process import run_step
 
     with out.waiting(f"processing {url}"):
-        start_server()
         report = run_step(settings, url)
     out.report(report, lambda: show_step(out, report), errors=errors_of_step(report))
     return _OUTCOMES[report.outcome]

@@ -7,7 +7,7 @@ command prints; `ok` means no finding of severity ``error``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,16 +89,17 @@ def finding(
     key: str | None = None,
     file: str | None = None,
     severity: Severity | None = None,
+    facts: Mapping[str, object] | None = None,
     **detail: object,
 ) -> Finding:
-    """A `Finding` with the code's default severity unless one is given."""
+    """A `Finding` with the code's default severity unless one is given; ``facts`` join its detail."""
     return Finding(
         code=code,
         severity=severity or SEVERITY[code],
         key=key,
         file=file,
         message=message,
-        detail=dict(detail),
+        detail={**(facts or {}), **detail},
     )
 
 

@@ -15,13 +15,14 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
 from dcp.checks.files import check_files
+from dcp.checks.keys import IGNORED, check_keys
 from dcp.checks.optimizer import check_optimizers
 from dcp.checks.paths import check_paths
 from dcp.checks.ranks import check_ranks
 from dcp.checks.scrub import Progress, Scrubbed, TensorHealth
 from dcp.checks.scrub import scrub as read_all
 from dcp.checks.tiling import check_tilings
-from dcp.contract import Contract, compare, contract_of, read_contract
+from dcp.contract import Contract, contract_at, read_contract
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, Report, State, finding, has_errors
 from dcp.index import METADATA, CheckpointIndex
@@ -74,6 +75,7 @@ def validate(
     against: str | None = None,
     scrub: bool = False,
     copied: bool = False,
+    ignore: Sequence[str] = IGNORED,
     allow: Sequence[str] = (),
     progress: Progress | None = None,
     grace_seconds: float = GRACE_SECONDS,
@@ -89,6 +91,7 @@ def validate(
         against: another checkpoint whose keys are expected.
         scrub: read every byte and hold it against every checksum there is.
         copied: times of objects mean nothing, because this is a copy.
+        ignore: globs on keys whose departures from the contract do not count.
         allow: classes that objects may ask for beyond the built-in lists (``pkg.mod.Class``, ``pkg.*``).
         progress: called during a scrub with bytes done and bytes in all.
         grace_seconds: see `GRACE_SECONDS`.
@@ -103,7 +106,7 @@ def validate(
     started = time.perf_counter()
     expected = read_contract(contract) if isinstance(contract, str) else contract
     if against is not None:
-        expected = contract_of(open_checkpoint(against, **options).index, source=against)
+        expected = contract_at(survey(against, **options))
     found = survey(url, **options)
     judge = _Judge(
         copied=copied,
@@ -114,7 +117,7 @@ def validate(
     )
     verdict = judge.step(found)
     if expected is not None and verdict.index is not None:
-        verdict.findings += compare(expected, verdict.index)
+        verdict.findings += check_keys(expected, verdict.index, ignore=ignore)
     return ValidationReport(
         checkpoint=found.store.url,
         state=verdict.state,

@@ -17,40 +17,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
-from typing import Any
-
-from dcp.sealed import INTEGERS, Sealed, malformed, seal
 
 Shape = tuple[int, ...]
 
 
-@seal
 @dataclass(frozen=True, slots=True)
-class Box(metaclass=Sealed):
-    """A half-open region: ``offsets[d] <= index[d] < offsets[d] + sizes[d]``, in elements.
-
-    Also what `dcp.unpickle` makes of torch's `ChunkStorageMetadata`, of which there are millions.
-    """
+class Box:
+    """A half-open region: ``offsets[d] <= index[d] < offsets[d] + sizes[d]``, in elements."""
 
     offsets: Shape
     sizes: Shape
-
-    def __reduce__(self) -> tuple[type[Box], tuple[Shape, Shape]]:
-        return Box, (self.offsets, self.sizes)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what torch pickled. Raises `pickle.UnpicklingError` for anything but tuples of integers."""
-        offsets, sizes = state["offsets"], state["sizes"]
-        if not (
-            type(offsets) is type(sizes) is tuple
-            and INTEGERS.issuperset(map(type, offsets))
-            and INTEGERS.issuperset(map(type, sizes))
-        ):
-            malformed("a chunk's offsets or sizes are not tuples of integers")
-        _set_offsets(self, offsets)
-        _set_sizes(self, sizes)
-        # The unpickler's memo keeps every state alive to the end of the load.
-        state.clear()
 
     @property
     def ends(self) -> Shape:
@@ -68,10 +44,6 @@ class Box(metaclass=Sealed):
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(self.offsets, self.sizes, strict=True)) + "]"
-
-
-# The class is frozen; its slots are set through their descriptors.
-_set_offsets, _set_sizes = (vars(Box)[name].__set__ for name in ("offsets", "sizes"))
 
 
 def whole(shape: Shape) -> Box:

@@ -18,21 +18,10 @@ from math import prod
 from typing import Any, overload
 
 from dcp.boxes import Box, Shape
+from dcp.collector import gc_paused
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
 from dcp.record import Record
-from dcp.sealed import INTEGERS
-from dcp.unpickle import (
-    Token,
-    WireBytes,
-    WireIndex,
-    WireMetadata,
-    WireProperties,
-    WireStorageMeta,
-    WireTensor,
-    gc_paused,
-    load,
-)
 
 METADATA = ".metadata"
 
@@ -49,8 +38,10 @@ class Chunk:
 class Chunks(Sequence[Chunk]):
     """The chunks of a tensor as two columns, since millions of pairs would double the index's size."""
 
-    boxes: tuple[Box, ...]
-    records: tuple[Record | None, ...]
+    boxes: Sequence[Box]
+    """A tuple, or `dcp.columns.BoxColumns` where there are many."""
+    records: Sequence[Record | None]
+    """A tuple, or `dcp.columns.RecordColumns` where there are many."""
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -151,140 +142,12 @@ def parse(data: bytes | io.BufferedReader[Any], file: str = METADATA) -> Checkpo
         MetadataError: ``metadata.empty``, ``metadata.unreadable``, ``metadata.unsafe``, or
             ``metadata.unsupported`` for a well-formed index of an unknown kind.
     """
-    stream: io.BufferedReader[Any] = io.BufferedReader(io.BytesIO(data)) if isinstance(data, bytes) else data
-    wire = load(stream, file)
+    from dcp.wire.parser import Parser
+    from dcp.wire.reader import load
+
+    content = data if isinstance(data, bytes) else data.read()
     with gc_paused():
-        return _Parser(wire, file).index()
-
-
-class _Parser:
-    """Turns stand-ins, whose fields may hold anything, into typed values or a MetadataError."""
-
-    def __init__(self, wire: WireMetadata, file: str) -> None:
-        self.wire = wire
-        self.file = file
-        self.records: dict[str, dict[Shape | None, Record]] = {}
-
-    def fail(self, what: str, key: str | None = None) -> MetadataError:
-        where = f" (key {key!r})" if key is not None else ""
-        return MetadataError(
-            f"{self.file} is malformed: {what}{where}", code="metadata.unreadable", key=key, file=self.file
-        )
-
-    def index(self) -> CheckpointIndex:
-        fields = vars(self.wire)
-        described = fields.get("state_dict_metadata")
-        if type(described) is not dict:
-            raise self.fail("state_dict_metadata is not a dict")
-        self._read_storage(fields.get("storage_data"))
-        entries: dict[str, Entry] = {}
-        for key, value in described.items():
-            if type(key) is not str:
-                raise self.fail(f"a key is {type(key).__name__}, not str")
-            entries[key] = self._entry(key, value)
-        meta = fields.get("storage_meta")
-        meta_fields = vars(meta) if isinstance(meta, WireStorageMeta) else {}
-        return CheckpointIndex(
-            entries=entries,
-            paths=self._paths(fields.get("planner_data")),
-            version=_text(fields.get("version")),
-            framework_plans="all_local_plans" in fields,
-            unreferenced=tuple(
-                key for key, of_key in self.records.items() if _left_over(of_key, entries.get(key))
-            ),
-            checkpoint_id=_text(meta_fields.get("checkpoint_id")),
-            save_id=_text(meta_fields.get("save_id")),
-        )
-
-    def _read_storage(self, storage: object) -> None:
-        if type(storage) is not dict:
-            raise self.fail("storage_data is not a dict of byte ranges")
-        records = self.records
-        try:
-            for place, record in storage.items():
-                if type(place) is not WireIndex or type(record) is not Record:
-                    raise self._unknown_plugin(place, record)
-                of_key = records.get(place.fqn)
-                if of_key is None:
-                    of_key = records[place.fqn] = {}
-                if place.offset in of_key:
-                    raise self.fail(f"two storage entries for the chunk at {place.offset}", place.fqn)
-                of_key[place.offset] = record
-        except AttributeError:
-            raise self.fail("a storage entry without fields") from None
-
-    def _unknown_plugin(self, place: object, record: object) -> MetadataError:
-        return MetadataError(
-            f"{self.file} was written by a storage plugin this reader does not know "
-            f"({type(place).__name__} -> {type(record).__name__})",
-            code="metadata.unsupported",
-            file=self.file,
-        )
-
-    def _shape(self, value: object, key: str, what: str) -> Shape:
-        if type(value) is list:
-            value = tuple(value)
-        if type(value) is not tuple or not INTEGERS.issuperset(map(type, value)):
-            raise self.fail(f"{what} is not a tuple of integers", key)
-        return value
-
-    def _entry(self, key: str, value: object) -> Entry:
-        if isinstance(value, WireBytes):
-            return ObjectEntry(key, self.records.get(key, {}).get(None))
-        if not isinstance(value, WireTensor):
-            raise self.fail(f"an entry is {type(value).__name__}", key)
-        fields = vars(value)
-        shape = self._shape(fields.get("size"), key, "the size")
-        if any(n < 0 for n in shape):
-            raise self.fail(f"negative size {shape}", key)
-        chunks = fields.get("chunks")
-        if not isinstance(chunks, list | tuple):
-            raise self.fail("chunks are not a list", key)
-        return TensorEntry(
-            key, self._dtype(fields.get("properties"), key), shape, self._chunks(key, tuple(chunks))
-        )
-
-    def _chunks(self, key: str, boxes: tuple[Any, ...]) -> Chunks:
-        if not {Box}.issuperset(map(type, boxes)):
-            raise self.fail("something in the list of chunks is none", key)
-        record_at = self.records.get(key, {}).get
-        try:
-            return Chunks(boxes, tuple([record_at(box.offsets) for box in boxes]))
-        except AttributeError:
-            raise self.fail("a chunk without offsets or sizes", key) from None
-
-    def _dtype(self, properties: object, key: str) -> str:
-        if isinstance(properties, WireProperties):
-            state: Any = vars(properties).get("state")
-            dtype = state[0] if type(state) is tuple and state else vars(properties).get("dtype")
-            if isinstance(dtype, Token) and dtype in ITEMSIZE:
-                return str(dtype)
-        raise self.fail("no dtype", key)
-
-    def _paths(self, planner_data: object) -> dict[str, tuple[PathPart, ...]] | None:
-        if type(planner_data) is not dict or not planner_data:
-            return None
-        paths: dict[str, tuple[PathPart, ...]] = {}
-        for key, path in planner_data.items():
-            if type(key) is not str or type(path) is not tuple or not path:
-                raise self.fail("planner_data is not a map from keys to paths")
-            if not all(type(part) in (str, int) for part in path):
-                raise self.fail("a path holds something other than str and int", key)
-            paths[key] = path
-        return paths
-
-
-def _left_over(records: Mapping[Shape | None, Record], entry: Entry | None) -> bool:
-    """Whether records of a key belong to none of its chunks."""
-    if entry is None:
-        return True
-    if isinstance(entry, ObjectEntry):
-        return records.keys() != {None}
-    return not records.keys() <= {box.offsets for box in entry.chunks.boxes}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
+        return Parser(load(content, file), file).index()
 
 
 def merge(parts: Sequence[tuple[int, CheckpointIndex]]) -> CheckpointIndex:

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dcp.checkpoint import open_checkpoint
+from dcp.collector import gc_paused
 from dcp.errors import UsageError
 from dcp.layout import Layout
-from dcp.unpickle import gc_paused
 
 # torch makes a million objects when it is imported, and the collector looks through them again and again.
 with gc_paused():

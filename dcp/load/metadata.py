@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from dcp.boxes import Box
+from dcp.collector import gc_paused
 from dcp.errors import MetadataError
 from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
-from dcp.unpickle import gc_paused
 
 
 def torch_dtype(entry: TensorEntry) -> torch.dtype:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import pickle
 import struct
 
+from dcp.collector import gc_paused
 from dcp.errors import PickleError
 from dcp.pickles.graph import check
 from dcp.pickles.machine import Machine, PersistentLoad
 from dcp.pickles.nodes import Value
 from dcp.pickles.opcodes import ACTIONS
-from dcp.unpickle import gc_paused
 
 MAX_DEPTH = 500
 """Deepest nesting that `read` accepts: Python's own pickler gives up at about twice that."""

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dcp.collector import gc_paused
 from dcp.errors import PickleError, UsageError
 from dcp.pickles.machine import Machine
 from dcp.pickles.nodes import Global
 from dcp.pickles.reader import run
 from dcp.pickles.tables import NEVER, PERMITTED, PERMITTED_MODULES, REACHING, REACHING_MODULES
-from dcp.unpickle import gc_paused
 
 _WALKED_ROOTS = sys.stdlib_module_names | {"torch", "numpy"}
 

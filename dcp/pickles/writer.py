@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+from dcp.collector import gc_paused
 from dcp.errors import UsageError
 from dcp.pickles.nodes import (
     Build,
@@ -34,7 +35,6 @@ from dcp.pickles.nodes import (
     Update,
     Value,
 )
-from dcp.unpickle import gc_paused
 
 Expand = Callable[[object], Value]
 

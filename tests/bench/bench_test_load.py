@@ -62,13 +62,13 @@ def _output(command: list[str]) -> str:
 
 
 def _load_on_ranks(checkpoint: str, layout: str, reader: str) -> dict[str, Any]:
-    import torch.multiprocessing
+    from torch.multiprocessing.spawn import spawn
 
     from dcp.layout import Layout
 
     ranks = Layout.parse(layout).ranks
     with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(_rank, (checkpoint, layout, reader, directory), nprocs=ranks)
+        spawn(_rank, (checkpoint, layout, reader, directory), nprocs=ranks)
         figures = [json.loads((Path(directory) / str(rank)).read_text()) for rank in range(ranks)]
     return {"read": sum(f["read"] for f in figures), "load": max(f["load"] for f in figures)}
 

@@ -73,8 +73,7 @@ _CODES: dict[Code, str] = {
     "values.unchanged": "These tensors did not change since the compared step.",
     "export.dropped-empty": "Empty containers are dropped when the checkpoint is saved, not here.",
     "export.unsafe-object": "Left out of the export. To keep it: ckpt export --allow-pickle {url} DEST",
-    "export.skipped-object": "The format cannot hold it. Use the torch format: "
-    "ckpt export --format torch {url} DEST",
+    "export.skipped-object": "The format cannot hold it.",
 }
 
 _ERRORS: tuple[tuple[type[CkptError], str], ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated, Literal
 
 import typer
@@ -51,26 +52,58 @@ def validate(
         str | None,
         typer.Option("--against", metavar="URL", help="A good checkpoint whose keys are the expected ones."),
     ] = None,
+    scrub: Annotated[
+        bool, typer.Option("--scrub", help="Read every byte and hold it against every checksum.")
+    ] = False,
     copied: Annotated[
         bool,
         typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning."),
     ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore",
+            metavar="GLOB",
+            help="Keys whose departure from the expectation does not count; may be repeated. "
+            "Default: '*_extra_state*' and '*dp_rank_*'.",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="CLASS",
+            help="A class that saved objects may ask for, as pkg.mod.Class or pkg.*; may be repeated.",
+        ),
+    ] = None,
 ) -> int:
     """Find out whether a checkpoint can be resumed.
 
-    If it cannot, every damage is named with its place. Exit code 0: committed and without an error
+    Without --scrub the index and a listing are checked, which takes seconds at any size; with it every byte.
+    If it cannot be resumed, every damage is named with its place. Exit code 0: committed and without an error
     finding (warnings allowed). 1: anything else, also a step that is still being written, because nothing
     can be resumed from it yet. 3: storage failed, which says nothing of the checkpoint.
 
     \b
     Examples:
       ckpt validate gs://bucket/run/step_12000 --against gs://bucket/run/step_11000
-      ckpt validate ./step_100 --json
+      ckpt validate ./step_100 --scrub --json
     """
+    from dcp.checks.keys import IGNORED
     from dcp.validation import validate as validate_checkpoint
     from flows.cli.views import show_validation
 
-    report = validate_checkpoint(url, contract=contract, against=against, copied=copied)
+    with out.progress("scrub") if scrub else nullcontext() as progress:
+        report = validate_checkpoint(
+            url,
+            contract=contract,
+            against=against,
+            scrub=scrub,
+            copied=copied,
+            ignore=tuple(ignore) if ignore else IGNORED,
+            allow=tuple(allow or ()),
+            progress=progress,
+        )
     out.report(report, lambda: show_validation(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY
 
@@ -185,22 +218,3 @@ def export(
         )
     out.report(report, lambda: show_export(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY
-
-
-@command("contract")
-def contract(out: Output, url: CheckpointUrl) -> int:
-    """Print a checkpoint's keys as a contract for later ones.
-
-    A contract is JSON: every key with its kind, shape and type.
-
-    \b
-    Example:
-      ckpt contract ./step_100 > contract.json
-      ckpt validate ./step_200 --contract contract.json
-    """
-    from dcp.checkpoint import open_checkpoint
-    from dcp.contract import contract_of
-
-    checkpoint = open_checkpoint(url)
-    out.document(contract_of(checkpoint.index, source=checkpoint.url).model_dump())
-    return FINE

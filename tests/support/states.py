@@ -65,7 +65,7 @@ class Described:
             tuple(tensor.shape),
             self._storages[untyped._cdata],
             tensor.stride(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.requires_grad,
             tensor.is_conj(),
             tensor.is_neg(),

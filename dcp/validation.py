@@ -104,6 +104,7 @@ def validate(
         StorageError: storage failed, which says nothing of the checkpoint.
     """
     started = time.perf_counter()
+    allowance = Allowance(allow)
     expected = read_contract(contract) if isinstance(contract, str) else contract
     if against is not None:
         expected = contract_at(survey(against, **options))
@@ -113,7 +114,7 @@ def validate(
         grace=grace_seconds,
         newer=newer_seconds,
         now=now or time.time(),
-        scrub=(lambda c: read_all(c, allow=Allowance(allow), progress=progress)) if scrub else None,
+        scrub=(lambda c: read_all(c, allow=allowance, progress=progress)) if scrub else None,
     )
     verdict = judge.step(found)
     if expected is not None and verdict.index is not None:

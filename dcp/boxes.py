@@ -101,6 +101,13 @@ def check_tiling(shape: Shape, boxes: Sequence[Box], limit: int = 10_000) -> Til
         boxes: chunks in any order; zero-size ones are allowed and cover nothing.
         limit: number of overlaps plus gaps after which the search ends (`Tiling.truncated`).
     """
+    if not isinstance(boxes, tuple | list):
+        from dcp.columns import BoxColumns
+        from dcp.tiled import is_tiled
+
+        if isinstance(boxes, BoxColumns) and is_tiled(shape, boxes):
+            return Tiling()
+        boxes = tuple(boxes)
     result = Tiling()
     solid: list[int] = []
     covered = 0

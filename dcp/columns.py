@@ -117,6 +117,20 @@ class RecordColumns(_Columns, Sequence["Record | None"]):
                 self.length[block].tolist(),
             )
 
+    @staticmethod
+    def count(columns: Sequence[RecordColumns]) -> Iterator[tuple[str, int]]:
+        """Paths with how many of the records stand there; a path may come more than once."""
+        shared: dict[int, list[RecordColumns]] = {}
+        for records in columns:
+            shared.setdefault(id(records.places), []).append(records)
+        for group in shared.values():
+            import numpy as np
+
+            place = np.concatenate([records.place for records in group])
+            counts = np.bincount(place[place >= 0])
+            for number in counts.nonzero()[0].tolist():
+                yield group[0].places[number][0], int(counts[number])
+
     def _record(self, place: int, offset: int, length: int) -> Record | None:
         if place < 0:
             return None

@@ -19,6 +19,7 @@ from typing import Any, overload
 
 from dcp.boxes import Box, Shape
 from dcp.collector import gc_paused
+from dcp.columns import RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import MetadataError
 from dcp.record import Record
@@ -129,6 +130,22 @@ class CheckpointIndex:
                 for record in entry.chunks.records:
                     if record is not None:
                         yield entry.key, record
+
+    def files(self) -> dict[str, int]:
+        """How many records stand in each object, by its name."""
+        counts: dict[str, int] = {}
+        columns: list[RecordColumns] = []
+        for entry in self.entries.values():
+            records = (entry.record,) if isinstance(entry, ObjectEntry) else entry.chunks.records
+            if isinstance(records, RecordColumns):
+                columns.append(records)
+                continue
+            for record in records:
+                if record is not None:
+                    counts[record.path] = counts.get(record.path, 0) + 1
+        for path, count in RecordColumns.count(columns):
+            counts[path] = counts.get(path, 0) + count
+        return counts
 
     def path_of(self, key: str) -> tuple[PathPart, ...]:
         """Path of ``key`` in the nested state dict; the key itself where none was recorded."""

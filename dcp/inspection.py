@@ -112,9 +112,7 @@ def _key(entry: Any) -> KeyInfo:
 
 
 def _files(checkpoint: Checkpoint) -> list[FileInfo]:
-    counts: dict[str, int] = {}
-    for _, record in checkpoint.index.records():
-        counts[record.path] = counts.get(record.path, 0) + 1
+    counts = checkpoint.index.files()
     return [
         FileInfo(name=name, bytes=info.size, records=counts.get(name, 0))
         for name, info in checkpoint.objects.items()

@@ -6,18 +6,17 @@ is a single safetensors file, in which the index's offsets do not locate anythin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from dcp.checkpoint import Checkpoint, is_data_file
+from dcp.checks.uses import FileUse, Placed, uses
+from dcp.columns import RecordColumns
 from dcp.findings import Finding, finding
-from dcp.index import ObjectEntry
+from dcp.index import Chunk, Chunks, ObjectEntry
 from dcp.record import Record
 from dcp.safetensors_file import is_safetensors
 from dcp.storage import is_safe_name
-
-Placed = tuple[Record, str]
-"""A record and the key it belongs to."""
 
 
 def check_files(checkpoint: Checkpoint, *, newer_seconds: float, copied: bool) -> Iterator[Finding]:
@@ -28,30 +27,28 @@ def check_files(checkpoint: Checkpoint, *, newer_seconds: float, copied: bool) -
         newer_seconds: how much newer than the index a data file may be before the step counts as torn.
         copied: the checkpoint is a copy, whose times mean nothing: newer files are only a warning.
     """
-    by_file: dict[str, list[Placed]] = {}
-    for key, record in checkpoint.index.records():
-        by_file.setdefault(record.path, []).append((record, key))
+    by_file = uses(checkpoint.index)
     yield from _missing_records(checkpoint)
-    for path, placed in by_file.items():
+    for path, use in by_file.items():
         if not is_safe_name(path):
             yield finding(
                 "files.unsafe-path",
                 f"the index refers to {path!r}, which is not inside the checkpoint",
-                key=placed[0][1],
+                key=use.first_key,
                 file=path,
-                keys=len(placed),
+                keys=use.records,
             )
         elif path not in checkpoint.objects:
             yield finding(
                 "files.missing",
-                f"{path} does not exist; {len(placed)} records of the index stand in it",
-                key=placed[0][1],
+                f"{path} does not exist; {use.records} records of the index stand in it",
+                key=use.first_key,
                 file=path,
-                keys=len(placed),
-                expected=max(record.end for record, _ in placed),
+                keys=use.records,
+                expected=use.end,
             )
-        else:
-            yield from _ranges(checkpoint, path, placed)
+        elif not use.fits(checkpoint.objects[path].size):
+            yield from _ranges(checkpoint, path, use.placed())
     yield from _newer(checkpoint, by_file, newer_seconds, copied)
     for name, info in checkpoint.objects.items():
         if is_data_file(name) and info.size and name not in by_file:
@@ -66,7 +63,7 @@ def _missing_records(checkpoint: Checkpoint) -> Iterator[Finding]:
             if entry.record is None:
                 yield finding("records.missing", f"no bytes are recorded for {entry.key}", key=entry.key)
             continue
-        for chunk in entry.chunks:
+        for chunk in _chunks_without(entry.chunks):
             if chunk.record is None and chunk.box.volume:
                 yield finding(
                     "records.missing",
@@ -75,6 +72,13 @@ def _missing_records(checkpoint: Checkpoint) -> Iterator[Finding]:
                     offsets=list(chunk.box.offsets),
                     sizes=list(chunk.box.sizes),
                 )
+
+
+def _chunks_without(chunks: Chunks) -> Iterable[Chunk]:
+    """Chunks that may lack a record, in order."""
+    if not isinstance(chunks.records, RecordColumns):
+        return chunks
+    return (chunks[i] for i in (chunks.records.place < 0).nonzero()[0].tolist())
 
 
 def _ranges(checkpoint: Checkpoint, path: str, placed: list[Placed]) -> Iterator[Finding]:
@@ -156,7 +160,7 @@ def _overlaps(checkpoint: Checkpoint, path: str, placed: list[Placed]) -> Iterat
 
 
 def _newer(
-    checkpoint: Checkpoint, by_file: Mapping[str, list[Placed]], newer_seconds: float, copied: bool
+    checkpoint: Checkpoint, by_file: Mapping[str, FileUse], newer_seconds: float, copied: bool
 ) -> Iterator[Finding]:
     times = [checkpoint.objects[name].modified for name in checkpoint.index_files]
     known = [time for time in times if time is not None]
@@ -172,7 +176,7 @@ def _newer(
             "files.newer-than-metadata",
             f"{name} was written {late:.0f} s after {checkpoint.index_files[0]}"
             + ("" if copied else ": it was overwritten since, or this is a copy (then use --copied)"),
-            key=by_file[name][0][1],
+            key=by_file[name].first_key,
             file=name,
             severity="warning" if copied else "error",
             actual=datetime.fromtimestamp(info.modified, UTC).isoformat(),

@@ -36,7 +36,7 @@ _WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+\.distcp")
 
 def check_ranks(index: CheckpointIndex) -> Iterator[Finding]:
     """Findings about per-rank values that are stored once; one for each name, with all its keys."""
-    writers = {match[1] for _, record in index.records() if (match := _WRITER.fullmatch(record.path))}
+    writers = {match[1] for path in index.files() if (match := _WRITER.fullmatch(path))}
     if len(writers) < 2:
         return
     shared: dict[str, list[str]] = {}

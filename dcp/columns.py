@@ -118,7 +118,7 @@ class RecordColumns(_Columns, Sequence["Record | None"]):
             )
 
     @staticmethod
-    def count(columns: Sequence[RecordColumns]) -> Iterator[tuple[str, int]]:
+    def tally(columns: Sequence[RecordColumns]) -> Iterator[tuple[str, int]]:
         """Paths with how many of the records stand there; a path may come more than once."""
         shared: dict[int, list[RecordColumns]] = {}
         for records in columns:

@@ -143,7 +143,7 @@ class CheckpointIndex:
             for record in records:
                 if record is not None:
                     counts[record.path] = counts.get(record.path, 0) + 1
-        for path, count in RecordColumns.count(columns):
+        for path, count in RecordColumns.tally(columns):
             counts[path] = counts.get(path, 0) + count
         return counts
 

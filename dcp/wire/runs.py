@@ -87,6 +87,11 @@ class Runs:
         """The texts that columns refer to by number."""
         return self._names.texts if self._names is not None else []
 
+    @property
+    def skipped(self) -> int:
+        """How many items were skipped."""
+        return sum(map(len, self._runs))
+
     def __bool__(self) -> bool:
         return bool(self._runs)
 

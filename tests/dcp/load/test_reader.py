@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
 
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import CheckpointError, RecordError
 from dcp.index import TensorEntry
 from dcp.load import BucketReader
+from dcp.load.pull import REQUEST
 from tests.dcp.load.expectations import LOADABLE, Sabotage, expected_tensors, same_bits, save
 from tests.support.golden import Golden
 from tests.support.ranks import run_ranks
@@ -112,6 +115,26 @@ def test_columns_are_read_in_one_pass_over_the_rows(tmp_path: Path) -> None:
     assert same_bits(shard.local, whole[:, 17:27].contiguous())
     assert reader.bytes_read <= whole.nbytes + 8192
     assert reader.requests <= 4
+
+
+class Committing(DefaultLoadPlanner):
+    """Keeps what each tensor held when it was committed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: list[torch.Tensor] = []
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self.committed.append(tensor.clone())
+
+
+def test_a_tensor_is_committed_once_and_whole(tmp_path: Path) -> None:
+    whole = torch.arange(3 * REQUEST // 4, dtype=torch.int32).reshape(-1, 64)
+    save({"w": whole}, tmp_path / "step")
+    planner = Committing()
+    load({"w": torch.zeros_like(whole)}, BucketReader(str(tmp_path / "step")), planner=planner)
+    [committed] = planner.committed
+    assert same_bits(committed, whole)
 
 
 class Piece(torch.Tensor):

@@ -121,7 +121,19 @@ class IndexMachine(Machine):
     def key(self, value: Value) -> Value:
         return value if type(value) in _BY_IDENTITY else super().key(value)
 
+    def extend(self, target: Value, items: list[Value]) -> None:
+        if type(target) is Run:
+            raise Restart
+        super().extend(target, items)
+
+    def update(self, target: Value, flat: list[Value]) -> None:
+        if type(target) is Run:
+            raise Restart
+        super().update(target, flat)
+
     def call(self, func: Value, args: Value) -> Value:
+        if type(func) is Run:
+            raise Restart
         if type(func) is not Known:
             self.fail(f"a {type(func).__name__} is called")
         if type(args) is not tuple:
@@ -147,6 +159,8 @@ class IndexMachine(Machine):
                 self._build_index(target, state)
             case Instance():
                 self._build_instance(target, state)
+            case Run():
+                raise Restart
             case _:
                 self.fail(f"state is set on a {type(target).__name__}")
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _MANY = 64
 """From this many chunks on a tensor's are kept in columns."""
 
+_LEAST_BYTES = 16
+"""No pickler writes a chunk in fewer bytes than this."""
+
 
 class Parser:
     """Builds one index; every surprise is a `MetadataError`."""
@@ -134,7 +137,7 @@ class Parser:
         skipped = [chunk for chunk in chunks if type(chunk) is Run]
         count = len(chunks) - len(skipped) + sum(map(len, skipped))
         # Tensors may share a list of chunks, but not so often that the index outgrows its file.
-        self.loaded.machine.spend(count)
+        self.loaded.machine.spend(_LEAST_BYTES * 4 * count)
         if count >= _MANY and (skipped or self.columns is not None):
             boxes = self._box_columns(chunks)
             if boxes is not None:

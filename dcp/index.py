@@ -109,6 +109,8 @@ class CheckpointIndex:
     """Whether a framework pickled its own save plans along (Megatron does)."""
     ranks: tuple[int, ...] | None = None
     """For a rank-local save, the ranks whose `__R.metadata` were merged; None for a collective save."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of `Metadata` that no version known here has; what they hold was not looked at."""
     unreferenced: tuple[str, ...] = field(default=(), repr=False)
     """Keys that have storage but no description."""
 
@@ -194,6 +196,7 @@ def merge(parts: Sequence[tuple[int, CheckpointIndex]]) -> CheckpointIndex:
         checkpoint_id=first.checkpoint_id,
         save_id=first.save_id,
         framework_plans=first.framework_plans,
+        unknown_fields=first.unknown_fields,
         ranks=tuple(rank for rank, _ in parts),
         unreferenced=tuple(dict.fromkeys(key for _, part in parts for key in part.unreferenced)),
     )

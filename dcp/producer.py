@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from dcp.checkpoint import Checkpoint, Kind, Survey
+from dcp.index import METADATA
 
 _VERL = re.compile(r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt")
 
@@ -35,6 +36,10 @@ def describe_foreign(found: Survey) -> str:
     names = found.objects
     if found.kind is Kind.UNCOMMITTED:
         return "DCP data files without an index" if names else "an empty directory"
+    inner = next((name for name in names if name.endswith(f"/{METADATA}")), None)
+    if inner is not None:
+        place = f"{found.store.url}/{inner.removesuffix(f'/{METADATA}')}"
+        return f"a directory above checkpoints; name one, e.g. {place}"
     if _any(names, r"(.*/)?" + _VERL.pattern):
         return "rank-wise torch.save files (model_world_size_N_rank_R.pt, as verl writes), not DCP"
     if _any(names, r"shard-\d+-.*\.safetensors"):

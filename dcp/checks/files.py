@@ -13,7 +13,7 @@ from dcp.checkpoint import Checkpoint, is_data_file
 from dcp.checks.uses import FileUse, Placed, uses
 from dcp.columns import RecordColumns
 from dcp.findings import Finding, finding
-from dcp.index import Chunk, Chunks, ObjectEntry
+from dcp.index import METADATA, Chunk, Chunks, ObjectEntry
 from dcp.record import Record
 from dcp.safetensors_file import is_safetensors
 from dcp.storage import is_safe_name
@@ -29,6 +29,15 @@ def check_files(checkpoint: Checkpoint, *, newer_seconds: float, copied: bool) -
     """
     by_file = uses(checkpoint.index)
     yield from _missing_records(checkpoint)
+    for key in checkpoint.index.unreferenced:
+        yield finding(
+            "records.mismatch",
+            f"bytes are recorded for {key} that belong to none of its chunks"
+            if key in checkpoint.index.entries
+            else f"bytes are recorded for {key}, which the index does not describe",
+            key=key,
+            file=METADATA,
+        )
     for path, use in by_file.items():
         if not is_safe_name(path):
             yield finding(

@@ -14,6 +14,13 @@ from dcp.index import METADATA, CheckpointIndex
 
 def check_paths(index: CheckpointIndex) -> Iterator[Finding]:
     """Findings about keys without a path, paths without a key, and paths that spell another key."""
+    if index.unknown_fields:
+        yield finding(
+            "records.unchecked",
+            f"the index has fields of no version known here: {', '.join(index.unknown_fields[:5])}",
+            file=METADATA,
+            fields=list(index.unknown_fields),
+        )
     if index.paths is None:
         return
     for key in index.entries:

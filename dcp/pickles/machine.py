@@ -181,8 +181,12 @@ class Machine:
             self.fail("a key comes without a value")
         pairs = zip(flat[::2], flat[1::2], strict=True)
         if type(target) is dict:
+            length = len(target) + len(flat) // 2
             for key, value in pairs:
                 target[key if type(key) is str else self.key(key)] = value
+            # No pickler writes this; it is what a damaged name comes to.
+            if len(target) != length:
+                self.fail("a key is set twice")
         elif isinstance(target, Call):
             last = target.then[-1] if target.then else None
             if isinstance(last, Update):

@@ -26,6 +26,12 @@ _MANY = 64
 _LEAST_BYTES = 16
 """No pickler writes a chunk in fewer bytes than this."""
 
+_FIELDS = frozenset(
+    {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
+    # Megatron's own, beside torch's.
+    | {"all_local_plans", "mcore_data"}
+)
+
 
 class Parser:
     """Builds one index; every surprise is a `MetadataError`."""
@@ -70,6 +76,7 @@ class Parser:
             paths=self._paths(fields.get("planner_data")),
             version=_text(fields.get("version")),
             framework_plans="all_local_plans" in fields,
+            unknown_fields=tuple(sorted(fields.keys() - _FIELDS)),
             unreferenced=tuple(key for key in stored if key not in entries or key in self.left_over),
             checkpoint_id=_text(meta_fields.get("checkpoint_id")),
             save_id=_text(meta_fields.get("save_id")),

@@ -132,14 +132,15 @@ def contents(step: Path) -> dict[str, Any]:
         chunks = entry.chunks if isinstance(entry, TensorEntry) else [Chunk(Box((), ()), entry.record)]
         values = []
         for chunk in chunks:
+            if chunk.box.volume == 0:
+                continue
             record = chunk.record
             assert record is not None
             data = (step / record.path).read_bytes()[record.offset : record.end]
             if record.transforms:
                 data = zstandard.ZstdDecompressor().stream_reader(data).read()
-            if chunk.box.volume:
-                value = torch.load(io.BytesIO(data), weights_only=True)
-                values.append((chunk.box, content(value) if isinstance(value, torch.Tensor) else repr(value)))
+            value = torch.load(io.BytesIO(data), weights_only=True)
+            values.append((chunk.box, content(value) if isinstance(value, torch.Tensor) else repr(value)))
         shape = (entry.shape, entry.dtype) if isinstance(entry, TensorEntry) else None
         found[entry.key] = (index.path_of(entry.key), shape, values)
     return found

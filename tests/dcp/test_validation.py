@@ -337,6 +337,28 @@ def test_inspect(step: Path) -> None:
     ]
 
 
+def test_a_directory_above_checkpoints_says_where_they_are(golden: Callable[[str], Path]) -> None:
+    report = damaged(golden("torchtitan_async.step-4").parents[1])
+    assert report.state == "not-dcp"
+    assert report.findings[0].message.endswith("torchtitan_async/checkpoint/step-4")
+
+
+def test_bytes_of_nothing_described_are_told(step: Path) -> None:
+    def forget(metadata: Any) -> None:
+        del metadata.state_dict_metadata["model.cnt"]
+        del metadata.planner_data["model.cnt"]
+
+    edit_index(step, forget)
+    assert {(f.code, f.key) for f in damaged(step).findings} == {("records.mismatch", "model.cnt")}
+
+
+def test_fields_of_a_later_version_are_said_to_be_unread(step: Path) -> None:
+    edit_index(step, lambda metadata: setattr(metadata, "invented", 3))
+    report = dcp.validate(str(step))
+    assert report.ok
+    assert [(f.code, f.detail["fields"]) for f in report.findings] == [("records.unchecked", ["invented"])]
+
+
 def test_producers(golden: Callable[[str], Path]) -> None:
     names = {
         "torchtitan_async.step-4": "torchtitan",

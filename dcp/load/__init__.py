@@ -2,8 +2,10 @@
 
 - `dcp.load.reader`: `BucketReader`, for ``torch.distributed.checkpoint.load``.
 - `dcp.load.simulated`, `dcp.load.ranks`: N ranks in one process, through torch's own planner.
+- `dcp.load.gloo`, `dcp.load.gloo_rank`: N real processes, through torch's own ``load``.
 - `dcp.load.pull`: ranges out of storage, each byte once.
 - `dcp.load.regions`, `dcp.load.batches`: which pieces are read and held together.
+- `dcp.load.verdicts`: how what was loaded is held against the checkpoint.
 - `dcp.load.report`: what is reported.
 
 This is the one part of the package that needs torch; nothing else imports it at module level.
@@ -31,7 +33,9 @@ with gc_paused():
 __all__ = ["BucketReader", "LayoutReport", "TestLoadReport", "test_load"]
 
 LEAST_BUDGET = 1 << 20
+"""Smallest memory budget, in bytes."""
 TIMEOUT = 600.0
+"""Seconds a layout may take with gloo."""
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
 
 

@@ -36,8 +36,6 @@ from dcp.load.preflight import preflight
 from dcp.load.pull import Pull
 from dcp.load.report import LayoutReport
 
-TIMEOUT = 600.0
-"""Seconds a layout's load may take before its ranks are killed."""
 _PROCESS = 400 << 20
 """Bytes a rank takes beside its tensors: torch itself, and what is read ahead."""
 _LAST_WORDS = 2.0
@@ -48,13 +46,13 @@ def load_gloo(
     checkpoint: Checkpoint,
     layouts: Sequence[Layout],
     *,
-    timeout: float = TIMEOUT,
+    timeout: float,
     reader: Reader = "bucket",
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout, one after the other; one report each, in order.
 
     Args:
-        timeout: seconds for one layout.
+        timeout: seconds a layout's load may take before its ranks are killed.
         reader: what the ranks read with: ours, or torch's `FileSystemReader` (local paths only).
 
     Raises:

@@ -129,8 +129,9 @@ class SimulatedRanks:
         for rank in ranks:
             stand_in = self._stand_in(rank, entry.key)
             for number, memory in stand_in.memory.items():
+                loaded = bits_of(memory)
                 for need, value in bits.values():
-                    found = compare(bits_of(memory), stand_in.pieces[number], value, need.region)
+                    found = compare(loaded, stand_in.pieces[number], value, need.region)
                     if found is not None:
                         self.findings.append(mismatch(entry, self.layout, rank, *found))
             stand_in.memory.clear()

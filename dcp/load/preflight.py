@@ -9,10 +9,15 @@ from dcp.checkpoint import Checkpoint
 from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
 from dcp.errors import MetadataError
-from dcp.findings import Finding, finding
+from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
 from dcp.load.batches import is_sound
 from dcp.load.metadata import torch_dtype
+
+_ABSENT: frozenset[Code] = frozenset(
+    ["files.missing", "files.truncated", "files.unsafe-path", "records.missing", "records.out-of-bounds"]
+)
+"""What keeps bytes from being loaded. Whatever else may be wrong with the files is for a validation."""
 
 
 def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:
@@ -23,7 +28,7 @@ def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:
     findings = [
         found
         for found in check_files(checkpoint, newer_seconds=math.inf, copied=True)
-        if found.severity == "error" and found.code != "records.overlap"
+        if found.code in _ABSENT
     ]
     kept: dict[str, Entry] = {}
     for entry in checkpoint.index.entries.values():

@@ -42,14 +42,13 @@ class Restart(Exception):
 class Run:
     """Rows ``first <= i < last`` of a window: that many items. ``base`` is the first memo entry they make."""
 
-    __slots__ = ("base", "delivered", "first", "last", "window")
+    __slots__ = ("base", "first", "last", "window")
 
     def __init__(self, window: Window, first: int, last: int, base: int) -> None:
         self.window = window
         self.first = first
         self.last = last
         self.base = base
-        self.delivered = False
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -241,9 +240,8 @@ class Runs:
         """Runs among ``values`` have reached the container of a ``kind``."""
         for value in values:
             if type(value) is Run:
-                if value.delivered or value.window.kind != kind:
+                if value.window.kind != kind:
                     raise Restart
-                value.delivered = True
                 self.undelivered -= 1
 
     def lost(self, m: IndexMachine) -> bool:

@@ -71,6 +71,10 @@ _CODES: dict[Code, str] = {
     "optim.incomplete": "The optimizer would start some moments from nothing. Check the saving code.",
     "values.nonfinite": "The model holds NaN or infinity. Look at the loss of this step before using it.",
     "values.unchanged": "These tensors did not change since the compared step.",
+    "values.zero": "A weight that is all zero was lost, or never trained. Compare with the step before: "
+    "ckpt validate --scrub --against EARLIER_STEP {url}",
+    "values.norm-jump": "Look at the loss between the two steps before using this one: ckpt diff --values "
+    "EARLIER_STEP {url}",
     "export.dropped-empty": "Empty containers are dropped when the checkpoint is saved, not here.",
     "export.unsafe-object": "Left out of the export. To keep it: ckpt export --allow-pickle {url} DEST",
     "export.skipped-object": "The format cannot hold it.",

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
+from dcp.checks.evolution import check_evolution
 from dcp.checks.files import check_files
 from dcp.checks.keys import IGNORED, check_keys
 from dcp.checks.optimizer import check_optimizers
@@ -88,7 +89,7 @@ def validate(
     Args:
         url: the checkpoint, or a step directory whose parts are checkpoints.
         contract: expected keys, or where to read them.
-        against: another checkpoint whose keys are expected.
+        against: another checkpoint whose keys are expected; with ``scrub``, its values are compared too.
         scrub: read every byte and hold it against every checksum there is.
         copied: times of objects mean nothing, because this is a copy.
         ignore: globs on keys whose departures from the contract do not count.
@@ -119,6 +120,9 @@ def validate(
     verdict = judge.step(found)
     if expected is not None and verdict.index is not None:
         verdict.findings += check_keys(expected, verdict.index, ignore=ignore)
+    if scrub and against is not None:
+        earlier = judge.step(survey(against, **options))
+        verdict.findings += check_evolution(verdict.tensors, earlier.tensors, against)
     return ValidationReport(
         checkpoint=found.store.url,
         state=verdict.state,

@@ -174,6 +174,10 @@ def _newer(
     times = [checkpoint.objects[name].modified for name in checkpoint.index_files]
     known = [time for time in times if time is not None]
     if not known:
+        yield finding(
+            "records.unchecked",
+            "the store tells no modification times, so whether data was overwritten later cannot be seen",
+        )
         return
     written = max(known)
     for name in by_file:

@@ -37,6 +37,11 @@ class _State:
     """Parameters that its groups list by name, where they are recorded so."""
 
 
+def is_optimizer_state(key: str) -> bool:
+    """Whether a key is spelled as optimizer state is."""
+    return bool(_BY_PARAMETER.fullmatch(key) or _BY_QUANTITY.fullmatch(key))
+
+
 def check_optimizers(index: CheckpointIndex) -> Iterator[Finding]:
     """Findings about optimizer state that is not whole."""
     for name, state in _states(index).items():

@@ -16,6 +16,7 @@ from itertools import groupby
 
 from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
+from dcp.checks.optimizer import is_optimizer_state
 from dcp.checks.values import MEASURED, Health, measure
 from dcp.errors import CheckpointError
 from dcp.exporting.bands import Band, bands
@@ -170,6 +171,17 @@ class _Scrub:
             inf=health.inf if measured else None,
             zero=health.zero if measured else None,
         )
+        if health.zero and len(entry.shape) > 1:
+            # Moments of an optimizer are zero before their first step; weights hardly ever are.
+            self._report(
+                finding(
+                    "values.zero",
+                    f"{entry.key}: all {health.elements} elements are zero",
+                    key=entry.key,
+                    severity="info" if is_optimizer_state(entry.key) else None,
+                    elements=health.elements,
+                )
+            )
         if health.nan or health.inf:
             self._report(
                 finding(

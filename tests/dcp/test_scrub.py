@@ -267,3 +267,34 @@ def test_what_cannot_be_read_at_all_is_no_surprise(golden_copy: Callable[[str], 
     assert [f.code for f in report.findings] == ["metadata.unreadable"]
     with pytest.raises(MetadataError):
         dcp.read_index(str(step))
+
+
+def test_against_an_earlier_step_values_are_compared(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    before = {"model.a": torch.randn(3, 3), "model.b": torch.randn(3, 3), "model.c": torch.randn(4)}
+    after = {"model.a": before["model.a"], "model.b": before["model.b"] * 100, "model.c": torch.zeros(4)}
+    for name, state in (("before", before), ("after", after)):
+        save(state, storage_writer=FileSystemWriter(tmp_path / name), no_dist=True)
+    report = dcp.validate(str(tmp_path / "after"), scrub=True, against=str(tmp_path / "before"))
+    assert report.ok
+    assert [(f.code, f.key, f.severity) for f in report.findings] == [
+        ("values.unchanged", "model.a", "info"),
+        ("values.norm-jump", "model.b", "warning"),
+    ]
+    same = dcp.validate(str(tmp_path / "before"), scrub=True, against=str(tmp_path / "before"))
+    assert [f.detail["count"] for f in same.findings] == [3]
+
+
+def test_weights_of_zeros_are_told(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state = {"w": torch.zeros(2, 2), "bias": torch.zeros(2), "optim.state.w.exp_avg": torch.zeros(2, 2)}
+    save(state, storage_writer=FileSystemWriter(tmp_path / "c"), no_dist=True)
+    report = dcp.validate(str(tmp_path / "c"), scrub=True)
+    assert {(f.code, f.key, f.severity) for f in report.findings} == {
+        ("values.zero", "w", "warning"),
+        ("values.zero", "optim.state.w.exp_avg", "info"),
+    }

@@ -1,25 +1,26 @@
 """Scrub: every byte that the index refers to read once, and held against every checksum there is.
 
-Tensors pass through `dcp.exporting.pump` in C order, which checks each chunk's record (CRCs, dtype, shape,
-strides, length); on the way each gets a digest that does not depend on how it was chunked, and a look at
-its values. Objects are read, checked, and judged by the globals they ask for, never executed. Records that
-carry no checksum are said to be unchecked.
+Each tensor is taken through `dcp.exporting.pump` in C order, several tensors at once. That checks every
+chunk's record (CRCs, dtype, shape, strides, length); on the way the tensor gets a digest that does not
+depend on how it was chunked, and a look at its values. Objects are read, checked, and judged by the
+globals they ask for, never executed. Records that carry no checksum are said to be unchecked.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, islice
 
 from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.optimizer import is_optimizer_state
 from dcp.checks.values import MEASURED, Health, measure
 from dcp.errors import CheckpointError
-from dcp.exporting.bands import Band, bands
+from dcp.exporting.bands import bands
 from dcp.exporting.pump import Pump
 from dcp.findings import Finding, Report, finding
 from dcp.index import Chunks, ObjectEntry, TensorEntry
@@ -29,8 +30,11 @@ from dcp.records import Records
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
-BAND = 4 << 20
-"""Bytes of a tensor read at once."""
+LOCAL_BAND = 2 << 20
+"""Bytes of a tensor read at once from a disk: few enough to stay in a core's cache."""
+REMOTE_BAND = 8 << 20
+"""Bytes of a tensor read at once from a bucket, where each request takes its time."""
+_BATCH = 1000
 
 
 class TensorHealth(Report):
@@ -74,19 +78,32 @@ def scrub(
     return _Scrub(checkpoint, allow, progress).run()
 
 
+@dataclass
+class _Content:
+    """What was found in one tensor."""
+
+    digest: str = ""
+    health: Health = field(default_factory=Health)
+    faults: list[CheckpointError] = field(default_factory=list)
+    unchecked: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+
+
 class _Scrub:
     def __init__(self, checkpoint: Checkpoint, allow: Allowance | None, progress: Progress | None) -> None:
         self.index = checkpoint.index
         self.records = Records(checkpoint.store, checkpoint.objects)
         self.allow = allow
         self.progress = progress
-        self.threads = 8 if "://" in checkpoint.url else 2
-        self.pump = Pump(self.records, band_bytes=BAND, threads=self.threads)
+        remote = "://" in checkpoint.url
+        self.threads = 8 if remote else 2
+        self.band = REMOTE_BAND if remote else LOCAL_BAND
+        self.local = threading.local()
+        self.lock = threading.Lock()
+        self.done = 0
         self.result = Scrubbed()
         self.unchecked: Counter[str] = Counter()
         self.seen: set[tuple[str | None, str, str]] = set()
-        self.read: list[TensorEntry] = []
-        self.broken: dict[int, set[Shape]] = {}
         self.total = sum(entry.nbytes for entry in self.index.tensors)
 
     def run(self) -> Scrubbed:
@@ -101,7 +118,6 @@ class _Scrub:
                     count=count,
                 )
             )
-        self.result.bytes_read = self.pump.bytes_read
         return self.result
 
     def _report(self, found: Finding) -> None:
@@ -114,58 +130,66 @@ class _Scrub:
     # --- tensors
 
     def _tensors(self) -> None:
+        jobs = chain.from_iterable(map(_readable, self.index.tensors))
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="scrub") as pool:
+            while batch := list(islice(jobs, _BATCH)):
+                for entry, content in zip(batch, pool.map(self._content, batch), strict=True):
+                    for fault in content.faults:
+                        self._report(fault.as_finding())
+                    if not content.faults and not isinstance(entry, _Part):
+                        self._keep(entry, content)
+                    self.unchecked += content.unchecked
+                    self.result.bytes_read += content.bytes_read
+
+    def _content(self, entry: TensorEntry) -> _Content:
+        """Read one tensor from front to back. One thread does it all, while the bytes are in its cache."""
         import xxhash
 
-        done = 0
-        for _, group in groupby(self.pump.run(self._jobs()), key=lambda filled: id(filled.entry)):
-            digest = xxhash.xxh3_128()
-            health = Health()
-            sound = True
-            for filled in group:
-                entry = filled.entry
-                for fault in filled.faults:
-                    sound = False
-                    self._fail(entry, fault)
-                if not filled.faults:
-                    digest.update(filled.view)
-                    if entry.dtype in MEASURED:
-                        health.add(measure(filled.view, entry.dtype))
-                done += filled.band.nbytes
-                if self.progress is not None:
-                    self.progress(done, self.total)
-            if sound and not isinstance(entry, _Part):
-                self._keep(entry, f"xxh3-128:{digest.hexdigest()}", health)
-        self.unchecked += self.pump.unchecked
-        for entry in self.index.tensors:
-            if entry.nbytes == 0:
-                self._keep(entry, f"xxh3-128:{xxhash.xxh3_128().hexdigest()}", Health())
+        pump = Pump(self.records, band_bytes=self.band, threads=1)
+        buffer = self._buffer()
+        digest = xxhash.xxh3_128()
+        content = _Content()
+        broken: set[Shape] = set()
+        for band in bands(entry, self.band):
+            if broken and broken.issuperset(piece.chunk.box.offsets for piece in band.pieces):
+                # Only chunks that are known to be damaged would fill it.
+                if len(broken) >= len(entry.chunks):
+                    break
+                continue
+            filled = pump.take(entry, band, buffer)
+            for fault in filled.faults:
+                content.faults.append(fault)
+                offsets = fault.detail.get("offsets")
+                every = [box.offsets for box in entry.chunks.boxes]
+                broken.update([tuple(offsets)] if isinstance(offsets, list) else every)
+            if not content.faults:
+                digest.update(filled.view)
+                if entry.dtype in MEASURED:
+                    content.health.add(measure(filled.view, entry.dtype))
+            self._advance(band.nbytes)
+        content.digest = f"xxh3-128:{digest.hexdigest()}"
+        content.unchecked = pump.unchecked
+        content.bytes_read = pump.bytes_read
+        return content
 
-    def _fail(self, entry: TensorEntry, fault: CheckpointError) -> None:
-        self._report(fault.as_finding())
-        offsets = fault.detail.get("offsets")
-        broken = self.broken.setdefault(id(entry), set())
-        broken.update(
-            [tuple(offsets)] if isinstance(offsets, list) else [b.offsets for b in entry.chunks.boxes]
-        )
+    def _buffer(self) -> bytearray:
+        """This thread's own."""
+        buffer: bytearray | None = getattr(self.local, "buffer", None)
+        if buffer is None:
+            buffer = self.local.buffer = bytearray(self.band)
+        return buffer
 
-    def _jobs(self) -> Iterator[tuple[TensorEntry, Band]]:
-        """Bands of everything, less those that only chunks known to be broken would fill."""
-        for entry in self.index.tensors:
-            for whole in _readable(entry):
-                # Kept alive, so that its identity is its own to the end.
-                self.read.append(whole)
-                broken = self.broken.setdefault(id(whole), set())
-                for band in bands(whole, BAND):
-                    if broken and broken.issuperset(piece.chunk.box.offsets for piece in band.pieces):
-                        if len(broken) >= len(whole.chunks):
-                            break
-                        continue
-                    yield whole, band
+    def _advance(self, nbytes: int) -> None:
+        if self.progress is not None:
+            with self.lock:
+                self.done += nbytes
+                self.progress(self.done, self.total)
 
-    def _keep(self, entry: TensorEntry, digest: str, health: Health) -> None:
+    def _keep(self, entry: TensorEntry, content: _Content) -> None:
         measured = entry.dtype in MEASURED
+        health = content.health
         self.result.tensors[entry.key] = TensorHealth(
-            digest=digest,
+            digest=content.digest,
             norm=health.norm if measured else None,
             nan=health.nan if measured else None,
             inf=health.inf if measured else None,

@@ -112,10 +112,27 @@ class Pump:
 
     def _next(self, waiting: deque[_Job]) -> Iterator[Filled]:
         entry, band, buffer, future = waiting.popleft()
+        yield self._settle(entry, band, buffer, future.result())
+        self._buffers.put(buffer)
+
+    def take(self, entry: TensorEntry, band: Band, buffer: bytearray) -> Filled:
+        """Fill one band here and now; for callers that bring threads and buffers of their own.
+
+        Args:
+            entry: whose bands are taken in order, without another's between them.
+            band: the next one.
+            buffer: at least as long as the band.
+        """
+        return self._settle(entry, band, buffer, self._fill(entry, band, buffer))
+
+    def _settle(
+        self, entry: TensorEntry, band: Band, buffer: bytearray, attempts: list[_Read | CheckpointError]
+    ) -> Filled:
+        """Join what was read to its chunks, in order."""
         view = memoryview(buffer)[: band.nbytes]
         reads: list[_Read] = []
         faults: list[CheckpointError] = []
-        for piece, read in zip(band.pieces, future.result(), strict=True):
+        for piece, read in zip(band.pieces, attempts, strict=True):
             if isinstance(read, _Read):
                 try:
                     self._account(_place(entry, piece.chunk), piece, read)
@@ -125,8 +142,7 @@ class Pump:
                     read = error
             faults.append(read)
         crc32 = 0 if faults else self._joined(band, view, reads)
-        yield Filled(entry, band, view, crc32, tuple(faults))
-        self._buffers.put(buffer)
+        return Filled(entry, band, view, crc32, tuple(faults))
 
     @staticmethod
     def _joined(band: Band, view: memoryview, reads: list[_Read]) -> int:

@@ -58,9 +58,8 @@ def main() -> None:
             if number:
                 times[name].append(time.perf_counter() - started)
     for name, seconds in times.items():
-        print(
-            f"{name:9} {statistics.median(seconds):6.2f} s  {size / statistics.median(seconds) / 1e9:6.2f} GB/s"
-        )
+        middle = statistics.median(seconds)
+        print(f"{name:9} {middle:6.2f} s  {size / middle / 1e9:6.2f} GB/s")
     pairs = zip(times["raw read"], times["CRC-32"], times["scrub"], strict=True)
     ratios = [max(read, crc) / scrubbed for read, crc, scrubbed in pairs]
     print(f"scrub reaches {statistics.median(ratios):.0%} of the slower of the two")

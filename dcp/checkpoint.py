@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -220,6 +220,13 @@ def fingerprint_of(objects: Iterable[ObjectInfo], index_digest: bytes = b"") -> 
     digest = _digest(objects)
     digest.update(index_digest)
     return digest.hexdigest()
+
+
+def fingerprint_of_step(found: Survey, parts: Sequence[Checkpoint]) -> str:
+    """The fingerprint of a step: its checkpoint's own, or one of all its parts and everything beside them."""
+    if found.kind is not Kind.PARTS:
+        return parts[0].fingerprint
+    return fingerprint_of(found.objects.values(), b"".join(part.fingerprint.encode() for part in parts))
 
 
 def _digest(objects: Iterable[ObjectInfo]) -> hashlib._Hash:

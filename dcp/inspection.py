@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checkpoint import Checkpoint, Kind, Survey, fingerprint_of_step, open_checkpoint, survey
 from dcp.findings import Report
-from dcp.index import TensorEntry
+from dcp.index import Entry, TensorEntry
 from dcp.producer import guess_producer
 
-_WRITER = re.compile(r"__(\d+)_\d+\.distcp")
+_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+\.distcp")
 
 
 class KeyInfo(Report):
@@ -60,28 +61,34 @@ class InspectReport(Report):
 
 
 def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
-    """Keys, shapes, types, chunking and files of a checkpoint.
+    """Keys, shapes, types, chunking and files of a checkpoint, or of a step of several.
 
     Args:
-        url: the checkpoint.
+        url: the checkpoint; names of keys and files of a step of several parts begin with the part.
         keys: show only keys matching this glob.
         options: passed to the filesystem.
 
     Raises:
         MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
     """
-    checkpoint = open_checkpoint(url, **options)
+    found = survey(url, **options)
+    if found.kind is Kind.PARTS:
+        parts = {f"{name}/": open_checkpoint(found.part(name)) for name in found.parts}
+    else:
+        parts = {"": open_checkpoint(found)}
     shown = [
-        _key(entry)
+        _key(entry, prefix + key)
+        for prefix, checkpoint in parts.items()
         for key, entry in checkpoint.index.entries.items()
-        if keys is None or fnmatchcase(key, keys)
+        if keys is None or fnmatchcase(prefix + key, keys)
     ]
-    files = _files(checkpoint)
+    files = _files(found, parts)
+    first = next(iter(parts.values()))
     return InspectReport(
-        checkpoint=checkpoint.url,
-        producer=guess_producer(checkpoint),
-        version=checkpoint.index.version,
-        fingerprint=checkpoint.fingerprint,
+        checkpoint=found.store.url,
+        producer=guess_producer(found, first.index),
+        version=first.index.version,
+        fingerprint=fingerprint_of_step(found, list(parts.values())),
         keys=shown,
         files=files,
         totals=Totals(
@@ -97,10 +104,10 @@ def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
     )
 
 
-def _key(entry: Any) -> KeyInfo:
+def _key(entry: Entry, name: str) -> KeyInfo:
     if isinstance(entry, TensorEntry):
         return KeyInfo(
-            key=entry.key,
+            key=name,
             kind="tensor",
             shape=list(entry.shape),
             dtype=entry.dtype,
@@ -108,12 +115,16 @@ def _key(entry: Any) -> KeyInfo:
             bytes=entry.nbytes,
         )
     length = entry.record.length if entry.record is not None else 0
-    return KeyInfo(key=entry.key, kind="bytes", shape=None, dtype=None, chunks=1, bytes=length)
+    return KeyInfo(key=name, kind="bytes", shape=None, dtype=None, chunks=1, bytes=length)
 
 
-def _files(checkpoint: Checkpoint) -> list[FileInfo]:
-    counts = checkpoint.index.files()
+def _files(found: Survey, parts: Mapping[str, Checkpoint]) -> list[FileInfo]:
+    counts = {
+        prefix + name: count
+        for prefix, checkpoint in parts.items()
+        for name, count in checkpoint.index.files().items()
+    }
     return [
         FileInfo(name=name, bytes=info.size, records=counts.get(name, 0))
-        for name, info in checkpoint.objects.items()
+        for name, info in found.objects.items()
     ]

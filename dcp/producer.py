@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from dcp.checkpoint import Checkpoint, Kind, Survey
-from dcp.index import METADATA
+from dcp.checkpoint import Kind, Survey
+from dcp.index import METADATA, CheckpointIndex
 
 _VERL = re.compile(r"(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt")
 
 
-def guess_producer(checkpoint: Checkpoint) -> str:
-    """The likely writer of a DCP checkpoint, ``"torch DCP"`` where nothing more is known."""
-    keys = checkpoint.index.entries
-    names = checkpoint.objects
-    if checkpoint.index.framework_plans or "metadata.json" in names:
+def guess_producer(found: Survey, index: CheckpointIndex) -> str:
+    """The likely writer of a DCP checkpoint, ``"torch DCP"`` where nothing more is known.
+
+    Args:
+        found: the checkpoint's directory, or that of a step of several parts.
+        index: of the checkpoint, or of the first part.
+    """
+    keys, names = index.entries, found.objects
+    last = found.store.url.rstrip("/").rpartition("/")[2]
+    if _any(names, r"context/.*") or (last == "weights" and "metadata.json" in names):
+        return "NeMo"
+    if index.framework_plans or _any(names, r"([^/]+/)?metadata\.json"):
         return "Megatron-Core torch_dist"
     if "meta.pt" in names:
         return "Lightning"
@@ -23,12 +30,9 @@ def guess_producer(checkpoint: Checkpoint) -> str:
         return "Composer"
     if "train_state.step" in keys or _any(keys, r"dataloader\.dp_rank_\d+"):
         return "torchtitan"
-    last = checkpoint.url.rstrip("/").rpartition("/")[2]
-    if re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", last):
+    if any(re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", name) for name in (last, *found.parts)):
         return "accelerate"
-    if checkpoint.index.ranks is not None:
-        return "torch DCP, rank-local"
-    return "torch DCP"
+    return "torch DCP" if index.ranks is None else "torch DCP, rank-local"
 
 
 def describe_foreign(found: Survey) -> str:

@@ -169,6 +169,8 @@ class _Process:
             contract=contract,
             scrub=run.scrub,
             copied=run.copied,
+            ignore=run.ignore_keys,
+            allow=run.allow_classes,
             # It is known to have come to rest, by clocks that validation alone does not look at.
             grace_seconds=run.grace_period if waiting else 0.0,
             newer_seconds=run.newer_tolerance,

@@ -32,8 +32,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from dcp.checks.keys import IGNORED
 from dcp.errors import SettingsError, UsageError
 from dcp.layout import Layout
+from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
@@ -72,6 +74,11 @@ def _pattern(value: str) -> str:
 
 def _layout(value: str) -> str:
     return str(Layout.parse(value))
+
+
+def _classes(value: tuple[str, ...]) -> tuple[str, ...]:
+    Allowance(value)
+    return value
 
 
 def _safe_name(value: str) -> str:
@@ -136,6 +143,10 @@ class RunSettings(_Section):
     """The source is a copy, so times of objects mean nothing."""
     scrub: bool = False
     """Read every byte while validating, and hold it against every checksum there is."""
+    ignore_keys: tuple[str, ...] = IGNORED
+    """Globs on keys whose departure from the expectation does not count."""
+    allow_classes: Annotated[tuple[str, ...], AfterValidator(_classes)] = ()
+    """Classes that saved objects may ask for, as ``pkg.mod.Class`` or ``pkg.*``; a scrub warns of others."""
     expectation: str = "previous"
     """``"previous"`` (the newest good earlier step), ``"none"``, or a contract file."""
     layouts: Annotated[tuple[Annotated[str, AfterValidator(_layout)], ...], BeforeValidator(_listed)] = (

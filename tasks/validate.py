@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcp.checkpoint import Kind, open_checkpoint, survey
-from dcp.contract import Contract, Expected, contract_of, read_contract
+from dcp.checkpoint import survey
+from dcp.checks.keys import IGNORED
+from dcp.contract import Contract, contract_at, read_contract
 from dcp.errors import NotFoundError
 from dcp.findings import finding
 from dcp.index import METADATA
@@ -28,6 +29,8 @@ def validate_step(
     contract: Contract | None = None,
     scrub: bool = False,
     copied: bool = False,
+    ignore: Sequence[str] = IGNORED,
+    allow: Sequence[str] = (),
     grace_seconds: float,
     newer_seconds: float,
     now: float,
@@ -39,7 +42,8 @@ def validate_step(
         url: the step's directory.
         parts: checkpoints it must consist of; whatever it is found to consist of if empty.
         contract: expected keys.
-        scrub, copied, grace_seconds, newer_seconds, now: as `dcp.validation.validate` takes them.
+        scrub, copied, ignore, allow, grace_seconds, newer_seconds, now: as `dcp.validation.validate` takes
+            them.
         options: fsspec options of the source.
 
     Raises:
@@ -50,6 +54,8 @@ def validate_step(
         contract=contract,
         scrub=scrub,
         copied=copied,
+        ignore=ignore,
+        allow=allow,
         grace_seconds=grace_seconds,
         newer_seconds=newer_seconds,
         now=now,
@@ -76,14 +82,7 @@ def step_contract(url: str, options: Mapping[str, Any]) -> Contract:
     Raises:
         CheckpointError, StorageError: its index cannot be read.
     """
-    found = survey(url, **options)
-    if found.kind is not Kind.PARTS:
-        return contract_of(open_checkpoint(found).index, source=url)
-    keys: dict[str, Expected] = {}
-    for part in found.parts:
-        index = open_checkpoint(found.part(part)).index
-        keys |= {f"{part}/{key}": value for key, value in contract_of(index).keys.items()}
-    return Contract(source=url, keys=keys)
+    return contract_at(survey(url, **options))
 
 
 def expected_contract(

@@ -369,4 +369,27 @@ def test_producers(golden: Callable[[str], Path]) -> None:
         "torch_fsdp_tp_2x2": "torch DCP",
         "torch_fsdp2_rank_local": "torch DCP, rank-local",
     }
+    names["accelerate_fsdp2"] = "accelerate"
     assert {name: dcp.inspect(str(golden(name))).producer for name in names} == names
+
+
+def test_nemo_is_megatron_with_a_context_beside(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(golden("megatron_torch_dist_plain"), tmp_path / "step" / "weights")
+    (tmp_path / "step" / "context").mkdir()
+    (tmp_path / "step" / "context" / "model.yaml").write_text("x: 1")
+    assert dcp.inspect(str(tmp_path / "step")).producer == "NeMo"
+    assert dcp.inspect(str(tmp_path / "step" / "weights")).producer == "NeMo"
+    assert dcp.validate(str(tmp_path / "step"), copied=True).ok
+
+
+def test_inspect_shows_all_parts_of_a_step(golden: Callable[[str], Path]) -> None:
+    report = dcp.inspect(str(golden("accelerate_fsdp2")))
+    parts = [
+        dcp.inspect(str(golden("accelerate_fsdp2") / name))
+        for name in ("optimizer_0", "pytorch_model_fsdp_0")
+    ]
+    assert report.totals.keys == sum(part.totals.keys for part in parts)
+    assert report.totals.bytes == sum(part.totals.bytes for part in parts)
+    assert {key.key.partition("/")[0] for key in report.keys} == {"optimizer_0", "pytorch_model_fsdp_0"}
+    assert sum(file.records for file in report.files) == report.totals.chunks
+    assert report.fingerprint == dcp.validate(str(golden("accelerate_fsdp2"))).fingerprint

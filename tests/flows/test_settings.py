@@ -109,7 +109,7 @@ exports = []
     ("text", "expected"),
     [
         (RUN + "grce_period = 1", "runs[0].grce_period: unknown setting; did you mean grace_period?"),
-        (RUN + "zzz = 1", "runs[0].zzz: unknown setting; there are: alerts, copied"),
+        (RUN + "zzz = 1", "runs[0].zzz: unknown setting; there are: alerts, allow_classes"),
         ("intervall = 3" + RUN, "intervall: unknown setting; did you mean interval?"),
         (
             RUN + "[[runs.exports]]\nformt = 1",

@@ -18,6 +18,7 @@ _HOME = {
     "export": "dcp.exporting",
     "plan_export": "dcp.exporting",
     "BucketReader": "dcp.load",
+    "BucketWriter": "dcp.save",
 }
 
 __all__ = ["errors", *_HOME]

@@ -1,0 +1,17 @@
+"""Saving: what a training job plugs into ``torch.distributed.checkpoint.save``.
+
+- `dcp.save.writer`: `BucketWriter`, a storage writer whose steps are committed whole or not at all.
+- `dcp.save.files`: which items go into which file, and how one file is written.
+
+It needs torch, as `dcp.load` does; nothing else imports it at module level.
+"""
+
+from __future__ import annotations
+
+from dcp.collector import gc_paused
+
+# torch makes a million objects when it is imported, and the collector looks through them again and again.
+with gc_paused():
+    from dcp.save.writer import BucketWriter
+
+__all__ = ["BucketWriter"]

@@ -1,0 +1,127 @@
+"""Data files of a save: which items stand in which file, and one file written as torch writes it.
+
+A file is records one after another, each what `torch.save` makes of one value, objects before tensors, as
+torch's own `FileSystemWriter` lays them out. `split` deals a rank's items out over files that are written
+in parallel; `write_file` writes one and says where each record stands.
+"""
+
+from __future__ import annotations
+
+import heapq
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import IO, cast
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from dcp.storage import Sink, Store
+
+LEAST = 16 << 20
+"""Bytes of tensors for which another file is worth its requests."""
+_LOOSE = 1 << 16
+_GATHERED = 1 << 20
+
+
+class Stream:
+    """What `torch.save` writes to: counts bytes, and gathers small pieces into large ones."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._small = bytearray()
+        self.position = 0
+        """Bytes taken so far."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:
+        size = len(data)
+        if size < _LOOSE:
+            self._small += data
+            if len(self._small) >= _GATHERED:
+                self.drain()
+        else:
+            self.drain()
+            self._sink.write(data)
+        self.position += size
+        return size
+
+    def flush(self) -> None:
+        """Nothing: torch flushes after every record, and a record can be small."""
+
+    def drain(self) -> None:
+        """Hand on what was gathered."""
+        if self._small:
+            self._sink.write(bytes(self._small))
+            self._small.clear()
+
+
+def size_of(item: WriteItem) -> int:
+    """Bytes of a tensor item's elements; 0 for an object, whose size nobody knows before it is pickled."""
+    if item.tensor_data is None:
+        return 0
+    # A shard's item carries the size of the whole tensor beside the chunk it is about.
+    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+
+
+def split(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]]:
+    """Deal items out over at most ``files`` files of about the same size; none is empty.
+
+    One file keeps the plan's order, objects first. For fewer than `LEAST` bytes a file, there are fewer.
+    """
+    objects = [item for item in items if item.type == WriteItemType.BYTE_IO]
+    tensors = [item for item in items if item.type != WriteItemType.BYTE_IO]
+    files = max(1, min(files, sum(map(size_of, tensors)) // LEAST))
+    if files == 1:
+        return [objects + tensors] if items else []
+    dealt: list[list[WriteItem]] = [[] for _ in range(files)]
+    for number, item in enumerate(objects):
+        dealt[number % files].append(item)
+    filled = [(0, number) for number in range(files)]
+    for item in sorted(tensors, key=size_of, reverse=True):
+        size, number = filled[0]
+        dealt[number].append(item)
+        heapq.heapreplace(filled, (size + size_of(item), number))
+    return [part for part in dealt if part]
+
+
+def write_file(
+    store: Store, name: str, items: Sequence[WriteItem], planner: SavePlanner, stopped: Callable[[], bool]
+) -> list[WriteResult]:
+    """Write one file, which appears under its name when it is whole; where each item's record stands in it.
+
+    Args:
+        stopped: asked before every item; once it says yes the file is given up.
+
+    Raises:
+        StorageError: storage failed.
+        InterruptedError: the file was given up.
+    """
+    results = []
+    with store.writer(name) as sink:
+        stream = Stream(sink)
+        for item in items:
+            if stopped():
+                raise InterruptedError(f"{name} was given up because another file failed")
+            start = stream.position
+            data = planner.resolve_data(item)
+            if isinstance(data, io.BytesIO):
+                stream.write(data.getbuffer())
+            else:
+                torch.save(_plain(data), cast(IO[bytes], stream))
+            length = stream.position - start
+            results.append(
+                WriteResult(
+                    index=item.index, size_in_bytes=length, storage_data=_StorageInfo(name, start, length)
+                )
+            )
+        stream.drain()
+    return results
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the CPU, over a storage that holds nothing else."""
+    tensor = tensor.detach().cpu()
+    # `torch.save` writes the whole storage, and a view's can be far larger.
+    return tensor if tensor.untyped_storage().size() == tensor.nbytes else tensor.clone()

@@ -1,0 +1,206 @@
+"""`BucketWriter`: a storage writer for ``torch.distributed.checkpoint.save`` on any store.
+
+It takes the place of torch's `FileSystemWriter` and `FsspecWriter` and writes the same format. Data files
+come first, each visible only when whole; `.metadata` comes last, in one request that creates it only if it
+is absent. So a step is committed whole or not at all, whatever dies when, and a committed step is replaced
+only on demand, after it was taken out of use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import re
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from dcp.errors import AlreadyExistsError, NotFoundError, UsageError
+from dcp.save.files import split, write_file
+from dcp.storage import Store, normalise_url, open_store
+
+METADATA = ".metadata"
+FORMAT_VERSION = "1.0.0"
+"""What torch 2.13 says of the format in `.metadata`."""
+REMOTE_FILES = 4
+"""Files of a rank on a store other than local disk: each is uploaded by a thread of its own."""
+
+_INDEX = re.compile(r"(?:__(?P<rank>\d+))?\.metadata")
+_DATA = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
+
+
+class BucketWriter(BlockingAsyncStager, StorageWriter):
+    """Writes a checkpoint to a local path or an fsspec URL (``gs://``, ``s3://``, ``memory://``).
+
+    It serves ``save`` and ``async_save``, with and without a process group. Data files left behind by an
+    attempt that did not come to its end are written over.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        overwrite: bool = False,
+        *,
+        files_per_rank: int | None = None,
+        cache_staged_state_dict: bool = False,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            url: where the checkpoint shall be; nothing is created yet.
+            overwrite: replace a committed step: its index is removed before anything else, then its data.
+            files_per_rank: most files a rank writes, in parallel; 1 on local disk and 4 elsewhere if not
+                given. On a bucket each holds up to three blocks of 64 MiB in memory.
+            cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one.
+            options: passed to the fsspec filesystem.
+
+        Raises:
+            UsageError: the URL or the number of files is not possible.
+        """
+        super().__init__(cache_staged_state_dict=cache_staged_state_dict)
+        if files_per_rank is not None and files_per_rank < 1:
+            raise UsageError(f"files_per_rank is {files_per_rank}; a rank writes at least one file")
+        self.url = normalise_url(url)
+        self.overwrite = overwrite
+        self._files = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
+        self._options = options
+        self._rank_alone: int | None = None
+        self.save_id = uuid.uuid4().hex
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The checkpoint's URL, as torch's loggers ask for it."""
+        return self.url
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Whether there is a filesystem for it; nothing is read or written."""
+        try:
+            open_store(str(checkpoint_id))
+        except UsageError:
+            return False
+        return True
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Begin a save of its own; to another place if one is given."""
+        if checkpoint_id:
+            self.url = normalise_url(str(checkpoint_id))
+        self.save_id = uuid.uuid4().hex
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(checkpoint_id=self.url, save_id=self.save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """``use_collectives=False`` lets each rank write an index of its own, ``__RANK.metadata``."""
+        alone = not kwargs.get("use_collectives", True)
+        self._rank_alone = kwargs.get("rank") if alone else None
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Runs on the coordinator before any rank is told to write: the moment to clear the place.
+
+        Raises:
+            AlreadyExistsError: a committed step is there and must not be replaced.
+            StorageError: storage failed.
+        """
+        self._clear(self._store())
+        first = self._rank_alone or 0
+        return [
+            dataclasses.replace(plan, storage_data=f"__{first + number}_")
+            for number, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files.
+
+        Raises:
+            StorageError: storage failed; no file that is not whole can be seen.
+        """
+        store = self._store()
+        failed = threading.Event()
+
+        def write(number: int, items: Sequence[Any]) -> list[WriteResult]:
+            name = f"{plan.storage_data}{number}.distcp"
+            try:
+                return write_file(store, name, items, planner, failed.is_set)
+            except BaseException:
+                failed.set()
+                raise
+
+        parts = split(plan.items, self._files)
+        with ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="save") as pool:
+            running = [pool.submit(write, number, items) for number, items in enumerate(parts)]
+        errors = [error for future in running if (error := future.exception())]
+        if errors:
+            raise next((e for e in errors if not isinstance(e, InterruptedError)), errors[0])
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([result for future in running for result in future.result()])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit: write the index, once every rank's files are there.
+
+        Raises:
+            AlreadyExistsError: another save into the same place was committed meanwhile.
+            StorageError: storage failed.
+        """
+        metadata.version = FORMAT_VERSION
+        metadata.storage_data = {r.index: r.storage_data for part in results for r in part}
+        metadata.storage_meta = self.storage_meta()
+        content = pickle.dumps(metadata)
+        store, name = self._store(), self._index_name()
+        try:
+            store.create(name, content)
+        except AlreadyExistsError:
+            # A request that was answered too late is repeated by the storage library and then meets itself.
+            if store.info(name).size != len(content) or store.read(name, len(content)) != content:
+                raise AlreadyExistsError(
+                    f"another save into {self.url} was committed while this one was written; this one is "
+                    "not, and its data files may have replaced the other's: save again to another place",
+                    self.url,
+                ) from None
+
+    def _store(self) -> Store:
+        # Opened where it is used: the writer may be sent to a process of its own by ``async_save``.
+        return open_store(self.url, **self._options)
+
+    def _index_name(self) -> str:
+        return METADATA if self._rank_alone is None else f"__{self._rank_alone}{METADATA}"
+
+    def _clear(self, store: Store) -> None:
+        """Refuse or remove what is committed here; index first, so that no torn step looks committed."""
+        try:
+            names = [found.name for found in store.objects()]
+        except NotFoundError:
+            return
+        indexes = [name for name in names if self._is_replaced(_INDEX.fullmatch(name))]
+        if not indexes:
+            return
+        if not self.overwrite:
+            raise AlreadyExistsError(
+                f"there is a committed checkpoint at {self.url}; save to another place, or replace it with "
+                "overwrite=True",
+                self.url,
+            )
+        for name in indexes:
+            store.remove(name)
+        for name in names:
+            if self._is_replaced(_DATA.fullmatch(name)):
+                store.remove(name)
+
+    def _is_replaced(self, found: re.Match[str] | None) -> bool:
+        """Whether an object is part of what this save replaces: ranks that save alone replace their own."""
+        if found is None:
+            return False
+        rank = found["rank"]
+        return self._rank_alone is None or rank is None or int(rank) == self._rank_alone

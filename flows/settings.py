@@ -24,6 +24,7 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -34,6 +35,7 @@ from pydantic_settings import (
 
 from dcp.checks.keys import IGNORED
 from dcp.errors import SettingsError, UsageError
+from dcp.exporting.report import require_fitting
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
@@ -108,17 +110,34 @@ class _Section(BaseModel):
 class ExportSettings(_Section):
     """One artifact of every published step."""
 
-    format: Literal["torch"] = "torch"
+    format: Literal["torch", "safetensors"] = "torch"
     name: SafeName = "checkpoint.pt"
-    """File below the published step."""
+    """File below the published step; for safetensors also a directory, and ``safetensors`` by default."""
     part: SafeName | None = None
     """Which part of a step of several parts; all of them by default, each in a directory of its own."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     rename: tuple[str, ...] = ()
     strip_prefix: str | None = None
+    max_shard_size: ByteSize = ByteSize(5_000_000_000)
+    """Bytes of tensors in one safetensors file."""
     memory_budget: ByteSize = ByteSize(512 << 20)
     allow_pickle: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: object) -> object:
+        if isinstance(values, dict) and values.get("format") == "safetensors":
+            return {"name": "safetensors", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _fitting(self) -> ExportSettings:
+        try:
+            require_fitting(self.name, self.format)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return self
 
 
 class RunSettings(_Section):

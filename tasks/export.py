@@ -26,13 +26,14 @@ Progress = Callable[[int, int], None]
 class ExportRequest:
     """One artifact to make; the fields are the arguments of `dcp.export`."""
 
-    format: Literal["torch"] = "torch"
+    format: Literal["torch", "safetensors"] = "torch"
     name: str = "checkpoint.pt"
     part: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     rename: tuple[str, ...] = ()
     strip_prefix: str | None = None
+    max_shard_size: int = 5_000_000_000
     memory_budget: int = 512 << 20
     allow_pickle: bool = False
 
@@ -44,6 +45,7 @@ class ExportRequest:
             "exclude": self.exclude,
             "rename": self.rename,
             "strip_prefix": self.strip_prefix,
+            "max_shard_size": self.max_shard_size,
             "memory_budget": self.memory_budget,
             "allow_pickle": self.allow_pickle,
         }

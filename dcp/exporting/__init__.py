@@ -5,10 +5,13 @@
 - `selection`: which keys go out, and under which path.
 - `bands`: tensors cut into stretches of the output that fit in memory.
 - `pump`: those filled with bytes, ahead and in order, each source chunk's CRC checked.
+- `tensor_stream`: tensor after tensor, with a digest of each.
 - `state`: a nested state with tensors in it, to a pickle and the storages beside it.
 - `torch_export`: one checkpoint laid out as such a state, and streamed.
 - `torch_file`, `serialization_id`: the `torch.save` format itself.
+- `safetensors_layout`, `safetensors_export`: which tensors stand in which file, and these streamed.
 - `sink`: what goes out is counted and hashed.
+- `certificate`: the digests of a finished file's tensors.
 """
 
 from dcp.exporting.report import ExportPlan, ExportReport

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from typing import Literal
 
+from dcp.errors import UsageError
 from dcp.findings import Finding, Report
 
-Format = Literal["torch"]
+Format = Literal["torch", "safetensors"]
+
+
+def require_fitting(dest: str, format: Format) -> None:
+    """Refuse a file name that promises another format than it would get.
+
+    Raises:
+        UsageError: it does.
+    """
+    if format == "torch" and dest.endswith(".safetensors"):
+        raise UsageError(
+            f"{dest} would be a torch.save file; choose the format safetensors, or name it NAME.pt"
+        )
+    if format == "safetensors" and dest.endswith((".pt", ".pth", ".bin", ".ckpt")):
+        raise UsageError(f"{dest} would be safetensors; name a directory or NAME.safetensors")
 
 
 class PlannedFile(Report):

@@ -12,11 +12,13 @@ from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
 from dcp.exporting.pump import Pump
-from dcp.exporting.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile
+from dcp.exporting.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile, require_fitting
+from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
+from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
 from dcp.exporting.selection import Selected, Selection, parse_rename, select
 from dcp.exporting.sink import HashingSink
+from dcp.exporting.tensor_stream import Progress, content_of
 from dcp.exporting.torch_export import (
-    Progress,
     Stream,
     content_bytes,
     largest_decoded,
@@ -47,21 +49,24 @@ def export(
     exclude: Sequence[str] = (),
     rename: Sequence[str] = (),
     strip_prefix: str | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     allow_pickle: bool = False,
     progress: Progress | None = None,
     dest_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ExportReport:
-    """Write a checkpoint as one `torch.save` file.
+    """Write a checkpoint as one `torch.save` file, or as safetensors.
 
     Args:
         url: the checkpoint.
-        dest: path or URL of the file, which appears only when it is whole.
-        format: ``"torch"``.
+        dest: path or URL of the file, which appears only when it is whole. For safetensors either
+            ``NAME.safetensors`` or a directory of shards, whose index appears last.
+        format: ``"torch"`` or ``"safetensors"``, which holds tensors only.
         include, exclude: globs on dotted keys.
         rename: ``REGEX=>TEXT`` rules on dotted keys.
         strip_prefix: taken off every key.
+        max_shard_size: bytes of tensors in one safetensors file.
         memory_budget: bytes the process may use.
         allow_pickle: keep objects of classes that are on no list.
         progress: called with bytes done and bytes in all.
@@ -76,29 +81,42 @@ def export(
         StorageError: storage failed; nothing was written.
     """
     started = time.perf_counter()
-    checkpoint, chosen = _choose(url, dest, include, exclude, rename, strip_prefix, options)
+    checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget)
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
-    prepared = prepare(checkpoint, chosen, allow_pickle=allow_pickle)
-    stream = Stream(
-        checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
-    )
-    with store.writer(name) as target, HashingSink(target) as sink:
-        stream.write(sink, progress)
+
+    def finished() -> None:
         _require_unchanged(checkpoint)
+
+    stream: Stream | SafetensorsExport
+    if format == "safetensors":
+        shards, findings = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size)
+        stream = SafetensorsExport(checkpoint, shards, band_bytes=band_bytes, threads=threads)
+        stream.write(store, finished=finished, progress=progress)
+        files = stream.files
+    else:
+        prepared = prepare(checkpoint, chosen, allow_pickle=allow_pickle)
+        findings = prepared.findings
+        stream = Stream(
+            checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
+        )
+        with store.writer(name) as target, HashingSink(target) as sink:
+            stream.write(sink, progress)
+            finished()
+        files = [ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c)]
     return ExportReport(
         checkpoint=checkpoint.url,
         fingerprint=checkpoint.fingerprint,
         dest=normalise_url(dest),
         format=format,
         ok=True,
-        files=[ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c)],
+        files=files,
         tensors=stream.tensors,
         bytes_read=stream.pump.bytes_read,
-        bytes_written=sink.size,
+        bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
         peak_memory=_peak_memory(),
-        findings=prepared.findings,
+        findings=findings,
     )
 
 
@@ -111,22 +129,28 @@ def plan_export(
     exclude: Sequence[str] = (),
     rename: Sequence[str] = (),
     strip_prefix: str | None = None,
+    max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     **options: Any,
 ) -> ExportPlan:
     """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
-    checkpoint, chosen = _choose(url, dest, include, exclude, rename, strip_prefix, options)
+    checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     _, _, memory = _memory(checkpoint, chosen, memory_budget)
     _, name = open_parent(dest, **options)
     size = content_bytes(chosen)
+    files = [PlannedFile(name=name, bytes=size)]
+    if format == "safetensors":
+        shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size)
+        files = [PlannedFile(name=shard.name, bytes=shard.size) for shard in shards]
+        size = content_of([tensor for shard in shards for tensor in shard.tensors])
     remote = "://" in checkpoint.url or "://" in normalise_url(dest)
     return ExportPlan(
         checkpoint=checkpoint.url,
         dest=normalise_url(dest),
         format=format,
-        files=[PlannedFile(name=name, bytes=size)],
+        files=files,
         memory=memory,
-        disk=size,
+        disk=sum(file.bytes for file in files),
         bytes=size,
         seconds=round(1 + size / (_REMOTE_RATE if remote else _LOCAL_RATE), 1),
         keys=len(chosen),
@@ -137,6 +161,7 @@ def plan_export(
 def _choose(
     url: str,
     dest: str,
+    format: Format,
     include: Sequence[str],
     exclude: Sequence[str],
     rename: Sequence[str],
@@ -146,11 +171,13 @@ def _choose(
     selection = Selection(
         tuple(include), tuple(exclude), tuple(parse_rename(rule) for rule in rename), strip_prefix
     )
+    require_fitting(dest, format)
     checkpoint = open_checkpoint(url, **options)
     if (normalise_url(dest) + "/").startswith(checkpoint.url + "/"):
         raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
     chosen = select(checkpoint.index, selection)
-    require_savable(chosen)
+    if format == "torch":
+        require_savable(chosen)
     _require_whole(checkpoint, chosen)
     return checkpoint, chosen
 

@@ -6,7 +6,7 @@ because the file begins with the pickle that holds them; tensors' bytes follow i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -14,11 +14,10 @@ from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
-from dcp.exporting.bands import Band, bands
 from dcp.exporting.pump import Pump
-from dcp.exporting.report import ExportedTensor
 from dcp.exporting.selection import Selected
 from dcp.exporting.state import Storage, StorageRef, TensorSpec, TorchState, build_state
+from dcp.exporting.tensor_stream import OutTensor, Progress, TensorStream
 from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Finding, finding
 from dcp.index import ObjectEntry, PathPart, TensorEntry
@@ -29,9 +28,6 @@ from dcp.pickles.tables import WEIGHTS_ONLY
 from dcp.pickles.tensors import storage_of
 from dcp.records import Records
 from dcp.storage import Sink
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +45,11 @@ class TorchExport:
     Attributes:
         state: the pickle, and the storages that follow it.
         sources: where each storage's bytes come from.
-        names: output name of each tensor entry.
         findings: what was left out, and why.
     """
 
     state: TorchState
-    sources: Mapping[Storage, TensorEntry | _Embedded]
-    names: Mapping[str, str]
+    sources: Mapping[Storage, OutTensor | _Embedded]
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -77,7 +71,7 @@ def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: boo
         StorageError: the store failed.
     """
     records = Records(checkpoint.store, checkpoint.objects)
-    sources: dict[Storage, TensorEntry | _Embedded] = {}
+    sources: dict[Storage, OutTensor | _Embedded] = {}
     findings: list[Finding] = []
     values: list[tuple[Selected, Value]] = []
     archives = _read_objects(records, [c.entry for c in chosen if isinstance(c.entry, ObjectEntry)])
@@ -85,7 +79,7 @@ def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: boo
         entry = item.entry
         if isinstance(entry, TensorEntry):
             spec = TensorSpec.contiguous(entry.dtype, entry.shape)
-            sources[spec.storage] = entry
+            sources[spec.storage] = OutTensor(entry, item.key)
             values.append((item, spec))
             continue
         archive = archives[entry.key]
@@ -96,8 +90,7 @@ def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: boo
             continue
         findings += _reservation(entry, archive)
         values.append((item, _embed(entry, archive, sources)))
-    names = {item.entry.key: item.key for item in chosen if isinstance(item.entry, TensorEntry)}
-    return TorchExport(build_state(nest(values)), sources, names, findings)
+    return TorchExport(build_state(nest(values)), sources, findings)
 
 
 def _read_objects(records: Records, entries: list[ObjectEntry]) -> dict[str, Archive]:
@@ -163,7 +156,7 @@ def _reservation(entry: ObjectEntry, archive: Archive) -> Iterator[Finding]:
         )
 
 
-def _embed(entry: ObjectEntry, archive: Archive, sources: dict[Storage, TensorEntry | _Embedded]) -> Value:
+def _embed(entry: ObjectEntry, archive: Archive, sources: dict[Storage, OutTensor | _Embedded]) -> Value:
     """The object's value, its storages made the output's own."""
     moved: dict[str, Storage] = {}
 
@@ -211,18 +204,17 @@ class Stream:
         self.records = Records(checkpoint.store, checkpoint.objects)
         self.pump = Pump(self.records, band_bytes=band_bytes, threads=threads)
         self.archive_name = archive_name
-        self.tensors: dict[str, ExportedTensor] = {}
+        sources = (export.sources[storage] for _, storage in export.state.storages)
+        self._stream = TensorStream(self.pump, (s for s in sources if isinstance(s, OutTensor)))
+        self.tensors = self._stream.tensors
 
     def write(self, sink: Sink, progress: Progress | None = None) -> None:
         """Write the whole file to ``sink``."""
-        import xxhash
-
         export = self.export
         total = export.content
         writer = TorchFileWriter(
             sink, export.state.pickle, export.state.sizes, archive_name=self.archive_name
         )
-        bands_of = self.pump.run(self._jobs())
         done = 0
         for key, storage in export.state.storages:
             source = export.sources[storage]
@@ -237,31 +229,13 @@ class Stream:
                 writer.write_storage(key, data)
                 done += storage.nbytes
                 continue
-            digest = xxhash.xxh3_128()
-            left = storage.nbytes
-            while left:
-                filled = next(bands_of)
-                for fault in filled.faults:
-                    raise fault
-                digest.update(filled.view)
+            for filled in self._stream.pieces(source):
                 writer.write_storage(key, filled.view, filled.crc32)
-                left -= filled.band.nbytes
-                done += filled.band.nbytes
+                done += len(filled.view)
                 if progress is not None:
                     progress(done, total)
-            self.tensors[export.names[source.key]] = ExportedTensor(
-                shape=list(source.shape), dtype=source.dtype, digest=f"xxh3-128:{digest.hexdigest()}"
-            )
-        for _ in bands_of:
-            raise AssertionError("more was read than is written")
+        self._stream.finish()
         writer.finish()
-
-    def _jobs(self) -> Iterator[tuple[TensorEntry, Band]]:
-        for _, storage in self.export.state.storages:
-            source = self.export.sources[storage]
-            if isinstance(source, TensorEntry):
-                for band in bands(source, self.pump.band_bytes):
-                    yield source, band
 
 
 def require_savable(chosen: Iterable[Selected]) -> None:

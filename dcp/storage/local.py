@@ -21,6 +21,8 @@ TEMPORARY = ".partial-"
 class LocalStore(Store):
     """A directory. Temporary files of unfinished writes stand beside their target, hidden from `objects`."""
 
+    holds_writers = True
+
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self.url = url
         self.options = options

@@ -46,6 +46,8 @@ class Store(ABC):
     """Location of the prefix, without a trailing slash."""
     options: Mapping[str, Any]
     """fsspec options the store was opened with."""
+    holds_writers: bool = False
+    """Whether unfinished writers take no memory, so that many objects can be kept back to appear together."""
 
     @abstractmethod
     def child(self, name: str) -> Store:

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
-from flows.cli.options import CheckpointUrl, MemoryBudget
+from flows.cli.options import CheckpointUrl, MemoryBudget, parse_size
 from flows.cli.output import Output
 
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
@@ -156,7 +156,17 @@ def load_as_others(
 def export(
     out: Output,
     url: CheckpointUrl,
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="The file to write: a path or URL.")],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST",
+            help="What to write, a path or URL: a file, or for safetensors NAME.safetensors or a directory.",
+        ),
+    ],
+    format: Annotated[
+        Literal["torch", "safetensors"],
+        typer.Option("--format", help="One torch.save file, or safetensors, which hold tensors only."),
+    ] = "torch",
     include: Annotated[
         list[str] | None, typer.Option("--include", metavar="GLOB", help="Take only keys that match.")
     ] = None,
@@ -170,6 +180,15 @@ def export(
     strip_prefix: Annotated[
         str | None, typer.Option("--strip-prefix", metavar="P", help="Take P off the front of every key.")
     ] = None,
+    max_shard_size: Annotated[
+        int,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            parser=parse_size,
+            help="Bytes of tensors in one safetensors file.",
+        ),
+    ] = "5GB",  # type: ignore[assignment]  # typer parses the default too
     memory_budget: MemoryBudget = "512MiB",  # type: ignore[assignment]  # typer parses the default too
     allow_pickle: Annotated[
         bool,
@@ -177,14 +196,16 @@ def export(
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and write nothing.")] = False,
 ) -> int:
-    """Convert a checkpoint to one torch.save file.
+    """Convert a checkpoint to one torch.save file, or to safetensors.
 
     It is streamed in bounded memory, so the model may be larger than the machine. DEST appears only when
-    it is whole. A checkpoint with gaps or damage in what is exported is refused.
+    it is whole; in a directory of safetensors the index appears last. A checkpoint with gaps or damage in
+    what is exported is refused.
 
     \b
     Examples:
       ckpt export gs://bucket/run/step_12000 model.pt --include 'model.*' --strip-prefix model.
+      ckpt export ./step_100 ./model --format safetensors --include 'model.*' --strip-prefix model.
       ckpt export ./step_100 out.pt --plan
     """
     from dcp.exporting import export as export_checkpoint
@@ -196,10 +217,12 @@ def export(
         planned = plan_export(
             url,
             dest,
+            format=format,
             include=included,
             exclude=excluded,
             rename=renames,
             strip_prefix=strip_prefix,
+            max_shard_size=max_shard_size,
             memory_budget=memory_budget,
         )
         out.report(planned, lambda: show_plan(out, planned))
@@ -208,10 +231,12 @@ def export(
         report = export_checkpoint(
             url,
             dest,
+            format=format,
             include=included,
             exclude=excluded,
             rename=renames,
             strip_prefix=strip_prefix,
+            max_shard_size=max_shard_size,
             memory_budget=memory_budget,
             allow_pickle=allow_pickle,
             progress=progress,

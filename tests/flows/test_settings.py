@@ -243,3 +243,11 @@ def test_durations(text: object, seconds: float) -> None:
 def test_no_durations(text: object) -> None:
     with pytest.raises(ValueError, match="should be a duration"):
         parse_duration(text)
+
+
+def test_exports_as_safetensors(file: Path) -> None:
+    export = '[[runs.exports]]\nformat = "safetensors"\n'
+    file.write_text(RUN + export + 'max_shard_size = "2GB"\n')
+    [settings] = load_settings(file).runs[0].exports
+    assert (settings.name, settings.max_shard_size) == ("safetensors", 2_000_000_000)
+    assert "would be safetensors; name a directory" in complaint(file, RUN + export + 'name = "model.pt"\n')

@@ -1,0 +1,211 @@
+"""Exporting to safetensors: one file, or a directory of shards whose index is written last.
+
+A byte passes index → bands → pump → sink once. What is complete is opened again and held against its header
+and the digests of its tensors. A store that can keep finished files back shows all shards together; any
+other shows them one by one, and until the index stands they are nobody's. A failure leaves none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+
+from dcp.checkpoint import Checkpoint
+from dcp.errors import CheckpointError, EnvironmentFault, NotFoundError, StorageError, UsageError
+from dcp.exporting.certificate import digests
+from dcp.exporting.pump import Pump
+from dcp.exporting.report import ExportedFile, ExportedTensor
+from dcp.exporting.safetensors_layout import INDEX, SUFFIX, Shard, holds, index_of, split
+from dcp.exporting.selection import Selected
+from dcp.exporting.sink import HashingSink
+from dcp.exporting.tensor_stream import OutTensor, Progress, TensorStream, content_of
+from dcp.findings import Finding, finding
+from dcp.index import TensorEntry
+from dcp.records import Records
+from dcp.safetensors_file import read_header
+from dcp.storage import Store
+
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+
+
+def lay_out(
+    checkpoint: Checkpoint, chosen: Iterable[Selected], *, name: str, max_shard_size: int
+) -> tuple[list[Shard], list[Finding]]:
+    """What goes into which file, and what safetensors cannot hold.
+
+    Raises:
+        UsageError: no tensor is left, or see `split`.
+    """
+    tensors: list[OutTensor] = []
+    left_out: list[Finding] = []
+    for item in chosen:
+        entry = item.entry
+        if isinstance(entry, TensorEntry) and holds(entry.dtype):
+            tensors.append(OutTensor(entry, item.key))
+            continue
+        what = f"is {entry.dtype}" if isinstance(entry, TensorEntry) else "is not a tensor"
+        left_out.append(
+            finding(
+                "export.skipped-object",
+                f"{entry.key} is left out: it {what}, which safetensors cannot hold",
+                key=entry.key,
+            )
+        )
+    if not tensors:
+        raise UsageError("none of the selected keys is a tensor that safetensors can hold")
+    shards = split(tensors, name=name, max_shard_size=max_shard_size, metadata=metadata_of(checkpoint))
+    return shards, left_out
+
+
+def metadata_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """What headers and index say of where the tensors come from."""
+    return {"format": "pt", "source": checkpoint.url, "fingerprint": checkpoint.fingerprint}
+
+
+class SafetensorsExport:
+    """Writes the shards of one export.
+
+    Attributes:
+        files: what has been written.
+        tensors: what has been written, with digests.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, shards: Sequence[Shard], *, band_bytes: int, threads: int
+    ) -> None:
+        self.shards = shards
+        self.files: list[ExportedFile] = []
+        self.pump = Pump(
+            Records(checkpoint.store, checkpoint.objects), band_bytes=band_bytes, threads=threads
+        )
+        self._stream = TensorStream(self.pump, (tensor for shard in shards for tensor in shard.tensors))
+        self._order = [tensor for shard in shards for tensor in shard.tensors]
+        self._metadata = metadata_of(checkpoint)
+        self._visible: list[str] = []
+        self._done = 0
+
+    @property
+    def tensors(self) -> dict[str, ExportedTensor]:
+        return self._stream.tensors
+
+    def write(self, store: Store, *, finished: Callable[[], None], progress: Progress | None = None) -> None:
+        """Write everything.
+
+        Args:
+            store: that of the names in the shards.
+            finished: called when all has been read; what it raises undoes the export.
+            progress: told about bytes.
+        """
+        directory = self.shards[0].name.rpartition("/")[0]
+        index = index_of(self.shards, self._metadata)
+        if directory:
+            _require_directory(store, directory)
+        standing = bool(directory) and _holds(store, f"{directory}/{INDEX}", index)
+        try:
+            self._write_shards(
+                store, f"{directory}/{INDEX}" if directory else "", standing, finished, progress
+            )
+            for shard in self.shards:
+                self._check(store, shard)
+            if directory:
+                self._emit(store, f"{directory}/{INDEX}", index)
+        except BaseException:
+            # Where an equal export stood before, its files are equal too and stay.
+            for name in self._visible if not standing else ():
+                _discard(store, name)
+            raise
+        if directory:
+            _remove_others(store.child(directory), {shard.name.rpartition("/")[2] for shard in self.shards})
+
+    def _write_shards(
+        self,
+        store: Store,
+        index: str,
+        standing: bool,
+        finished: Callable[[], None],
+        progress: Progress | None,
+    ) -> None:
+        """All shards, and nothing visible that an older index could take for its own."""
+        if not store.holds_writers:
+            if index and not standing:
+                store.remove(index)
+            for number, shard in enumerate(self.shards, 1):
+                with store.writer(shard.name) as target, HashingSink(target) as sink:
+                    self._fill(shard, sink, progress)
+                    if number == len(self.shards):
+                        self._stream.finish()
+                        finished()
+                self._visible.append(shard.name)
+                self._note(shard.name, sink)
+            return
+        with ExitStack() as kept_back:
+            for shard in self.shards:
+                with HashingSink(kept_back.enter_context(store.writer(shard.name))) as sink:
+                    self._fill(shard, sink, progress)
+                self._note(shard.name, sink)
+            self._stream.finish()
+            finished()
+            if index and not standing:
+                store.remove(index)
+            self._visible += [shard.name for shard in self.shards]
+
+    def _fill(self, shard: Shard, sink: HashingSink, progress: Progress | None) -> None:
+        total = content_of(self._order)
+        sink.write(shard.header)
+        for tensor in shard.tensors:
+            for filled in self._stream.pieces(tensor):
+                sink.write(filled.view)
+                self._done += len(filled.view)
+                if progress is not None:
+                    progress(self._done, total)
+
+    def _emit(self, store: Store, name: str, data: bytes) -> None:
+        with store.writer(name) as target, HashingSink(target) as sink:
+            sink.write(data)
+        self._note(name, sink)
+
+    def _note(self, name: str, sink: HashingSink) -> None:
+        self.files.append(ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c))
+
+    def _check(self, store: Store, shard: Shard) -> None:
+        """Open a finished file again: its size, its header, and every tensor's digest."""
+        info = store.info(shard.name)
+        stored, _ = read_header(store, info)
+        wanted = {tensor.name: self.tensors[tensor.name] for tensor in shard.tensors}
+        if (
+            info.size != shard.size
+            or stored != shard.stored()
+            or digests(store, shard.name, stored) != wanted
+        ):
+            raise EnvironmentFault(
+                f"{store.url}/{shard.name} does not hold what was written to it; suspect the store or disk"
+            )
+
+
+def _require_directory(store: Store, directory: str) -> None:
+    if store.exists(directory):
+        raise UsageError(
+            f"{store.url}/{directory} is a file; safetensors output is a directory, or a file NAME{SUFFIX}"
+        )
+
+
+def _holds(store: Store, name: str, data: bytes) -> bool:
+    """Whether the object stands and is exactly ``data``."""
+    try:
+        return store.info(name).size == len(data) and store.read(name, len(data)) == data
+    except (NotFoundError, CheckpointError):
+        return False
+
+
+def _discard(store: Store, name: str) -> None:
+    """Remove a file of a failed export; the failure itself is what matters."""
+    with suppress(StorageError):
+        store.remove(name)
+
+
+def _remove_others(store: Store, names: Iterable[str]) -> None:
+    """Remove the shards that an earlier export left beside these: no index names them any more."""
+    for info in store.objects():
+        if _SHARD.fullmatch(info.name) and info.name not in names:
+            store.remove(info.name)

@@ -18,7 +18,15 @@ _HOME = {
     "export": "dcp.exporting",
     "plan_export": "dcp.exporting",
     "BucketReader": "dcp.load",
+    "StrictLoadPlanner": "dcp.load.planners",
+    "PartialLoadPlanner": "dcp.load.planners",
+    "cast": "dcp.load.transforms",
+    "transpose": "dcp.load.transforms",
+    "split": "dcp.load.transforms",
+    "join": "dcp.load.transforms",
+    "pad": "dcp.load.transforms",
     "BucketWriter": "dcp.save",
+    "CheckedSavePlanner": "dcp.save",
 }
 
 __all__ = ["errors", *_HOME]

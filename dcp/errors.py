@@ -10,6 +10,7 @@
     │   ├── PickleError             a pickle outside the closed language
     │   ├── RecordError             one record cannot be decoded
     │   ├── NotLoadableError        findings forbid what was asked; carries them
+    │   │   └── StateMismatchError  a checkpoint does not fit the state dict it was to be loaded into
     │   └── ChangedError            the bytes changed while they were being read
     └── EnvironmentFault            storage or machine failed, nothing is known of the   exit 3
         │                           checkpoint
@@ -116,6 +117,18 @@ class NotLoadableError(CheckpointError):
             file=first.file if first else None,
         )
         self.findings = tuple(findings)
+
+    def __reduce__(self) -> tuple[type[NotLoadableError], tuple[str, tuple[Finding, ...]]]:
+        # torch sends failures between ranks.
+        return type(self), (str(self), self.findings)
+
+
+class StateMismatchError(NotLoadableError):
+    """A checkpoint and the state dict it was to be loaded into differ; every difference is a finding.
+
+    ``torch.distributed.checkpoint.load`` raises it wrapped: it is an exception of the first pair in
+    ``CheckpointException.failures``' values.
+    """
 
 
 class ChangedError(CheckpointError):

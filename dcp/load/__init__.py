@@ -1,6 +1,9 @@
 """Loading: a test-load without a cluster, and the storage reader for real ones.
 
 - `dcp.load.reader`: `BucketReader`, for ``torch.distributed.checkpoint.load``.
+- `dcp.load.planners`: `StrictLoadPlanner` to resume, `PartialLoadPlanner` to fine-tune; with
+  `dcp.load.rename`, `dcp.load.patterns` (names), `dcp.load.transforms`, `dcp.load.assembly` (what is done to
+  tensors on the way in), `dcp.load.matching` (what does not fit) and `dcp.load.items` (reads).
 - `dcp.load.simulated`, `dcp.load.ranks`: N ranks in one process, through torch's own planner.
 - `dcp.load.gloo`, `dcp.load.gloo_rank`: N real processes, through torch's own ``load``.
 - `dcp.load.pull`: ranges out of storage, each byte once.

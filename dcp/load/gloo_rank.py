@@ -188,7 +188,8 @@ def _sharded(entry: TensorEntry, local: torch.Tensor, layout: Layout, mesh: Devi
 def _reader(job: Job) -> BucketReader | FileSystemReader:
     if job.reader == "torch":
         return FileSystemReader(job.url)
-    return BucketReader(job.url, **job.options)
+    # What is torn was found before the ranks were started, and is to be seen to fail where it is read.
+    return BucketReader(job.url, allow_torn=True, **job.options)
 
 
 def _bytes_read() -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
-from dcp.errors import MetadataError
+from dcp.errors import MetadataError, NotLoadableError
 from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
 from dcp.load.batches import is_sound
@@ -18,6 +19,37 @@ _ABSENT: frozenset[Code] = frozenset(
     ["files.missing", "files.truncated", "files.unsafe-path", "records.missing", "records.out-of-bounds"]
 )
 """What keeps bytes from being loaded. Whatever else may be wrong with the files is for a validation."""
+
+NEWER_SECONDS = 300.0
+"""How much newer than the index a data file may be before a load is refused, as in a validation."""
+_SHOWN = 5
+
+
+def require_whole(checkpoint: Checkpoint, *, copied: bool) -> None:
+    """Refuse a torn checkpoint, judged from its index and its listing.
+
+    Args:
+        checkpoint: what was opened.
+        copied: times mean nothing, because it is a copy.
+
+    Raises:
+        NotLoadableError: files are missing, cut off, or were written long after the index.
+    """
+    torn = [
+        found
+        for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=copied)
+        if found.code in _ABSENT or (found.code == "files.newer-than-metadata" and not copied)
+    ]
+    if torn:
+        raise NotLoadableError(_refusal(checkpoint.url, torn), torn)
+
+
+def _refusal(url: str, torn: Sequence[Finding]) -> str:
+    reasons = "; ".join(found.message for found in torn[:_SHOWN])
+    more = f"; and {len(torn) - _SHOWN} more" if len(torn) > _SHOWN else ""
+    copy = any(found.code == "files.newer-than-metadata" for found in torn)
+    advice = ", or load with copied=True if it is a copy" if copy else ", or see ckpt validate"
+    return f"{url} is torn and was not loaded: {reasons}{more}. Take an earlier step{advice}"
 
 
 def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:

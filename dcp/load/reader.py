@@ -30,6 +30,7 @@ from dcp.load.bits import Bits, bits_of, part
 from dcp.load.metadata import chunk_number, torch_metadata
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.objects import require_harmless
+from dcp.load.preflight import require_whole
 from dcp.load.pull import GAP, REQUEST, Pull
 from dcp.load.regions import spans
 from dcp.storage import normalise_url, open_store
@@ -55,6 +56,8 @@ class BucketReader(StorageReader):
         threads: int = 4,
         memory_budget: int = 128 << 20,
         trust_objects: bool = False,
+        copied: bool = False,
+        allow_torn: bool = False,
         **options: Any,
     ) -> None:
         """
@@ -64,6 +67,8 @@ class BucketReader(StorageReader):
             memory_budget: bytes that may be read ahead beside the tensors themselves; also the most that
                 a compressed or strided chunk may take once decoded.
             trust_objects: unpickle objects even where that runs arbitrary code. The default refuses them.
+            copied: this is a copy, so that data files may be newer than the index.
+            allow_torn: begin to load although files are missing, cut off, or were overwritten since.
             options: passed to the fsspec filesystem.
         """
         super().__init__()
@@ -71,6 +76,8 @@ class BucketReader(StorageReader):
         self._threads = threads
         self._budget = memory_budget
         self._trust = trust_objects
+        self._copied = copied
+        self._allow_torn = allow_torn
         self._options = options
         self._checkpoint: Checkpoint | None = None
         self.bytes_read = 0
@@ -102,8 +109,12 @@ class BucketReader(StorageReader):
 
         Raises:
             MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
+            NotLoadableError: the checkpoint is torn, as far as its index and a listing show.
         """
-        return torch_metadata(self._open().index)
+        checkpoint = self._open()
+        if not self._allow_torn:
+            require_whole(checkpoint, copied=self._copied)
+        return torch_metadata(checkpoint.index)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any

@@ -220,7 +220,7 @@ def test_a_flipped_bit_is_an_error(golden_copy: Callable[[str], Path]) -> None:
     content[chunk.record.offset + 704] ^= 1
     data.write_bytes(content)
     with pytest.raises(CheckpointException) as caught:
-        load(empty([entry]), BucketReader(str(path)))
+        load(empty([entry]), BucketReader(str(path), copied=True))
     error = cause(caught)
     assert isinstance(error, RecordError)
     assert (error.code, error.key, error.file) == ("records.corrupt", entry.key, chunk.record.path)

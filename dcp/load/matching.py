@@ -1,0 +1,216 @@
+"""Holding a checkpoint against a state dict: what goes where, and everything that does not fit.
+
+`match` is pure: it gets what the checkpoint has and what the state dict wants, and gives `Matched` with an
+`Assembly` or the saved object's key for each key of the state dict, and findings. Nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dcp.contract import Expected
+from dcp.errors import StateMismatchError
+from dcp.findings import Finding, finding
+from dcp.load.assembly import Assembly
+from dcp.load.patterns import Pattern, matches_any
+from dcp.load.rename import Renamed
+from dcp.load.transforms import Arrangement, Transform
+from dcp.renames import find_renames
+
+SHOWN = 50
+"""Findings of one code that a message spells out."""
+
+Kept = tuple[Pattern, Sequence[Transform]]
+
+
+@dataclass(slots=True)
+class Matched:
+    """What `match` found. Keys are the state dict's unless something else is said."""
+
+    tensors: dict[str, Assembly] = field(default_factory=dict)
+    objects: dict[str, str] = field(default_factory=dict)
+    """The checkpoint's key of each object."""
+    missing: list[str] = field(default_factory=list)
+    """Keys that the checkpoint does not have, whether that is allowed or not."""
+    unexpected: list[str] = field(default_factory=list)
+    """Names, after renaming, that only the checkpoint has."""
+    skipped: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+    """Patterns of transforms that met no key."""
+
+
+def match(
+    wanted: Mapping[str, Expected],
+    saved: Mapping[str, Expected],
+    renamed: Renamed,
+    transforms: Sequence[Kept],
+    *,
+    skip: Sequence[Pattern],
+    may_be_missing: Callable[[str], bool],
+    extra_allowed: bool,
+) -> Matched:
+    """Hold what is saved against what is wanted.
+
+    Args:
+        wanted: the state dict's keys.
+        saved: the checkpoint's, by its own keys.
+        renamed: names of the checkpoint's keys.
+        transforms: see `dcp.load.transforms.parse`.
+        skip: names and keys that are left alone.
+        may_be_missing: whether it is no fault that the checkpoint lacks a key.
+        extra_allowed: whether it is no fault that the checkpoint has more.
+    """
+    result = Matched(findings=list(renamed.collisions))
+    tensors: dict[str, Assembly] = {}
+    objects: dict[str, str] = {}
+    for name, source in renamed.sources.items():
+        held = saved[source]
+        if held.kind == "tensor":
+            assert held.shape is not None
+            assert held.dtype is not None
+            tensors[name] = Assembly.of(source, held.shape, held.dtype)
+        else:
+            objects[name] = source
+    shapes = {key: value.shape for key, value in wanted.items() if value.shape is not None}
+    made = Arrangement(tensors, shapes)
+    made.apply(transforms)
+    result.findings += made.findings
+    result.idle = made.idle
+    for key, expected in wanted.items():
+        if matches_any(skip, key):
+            result.skipped.append(key)
+        elif key in tensors and expected.kind == "tensor":
+            found = list(_differences(key, expected, tensors[key]))
+            result.findings += found
+            if not found:
+                result.tensors[key] = tensors[key]
+        elif key in objects and expected.kind == "bytes":
+            result.objects[key] = objects[key]
+        elif key in tensors or key in objects:
+            result.findings.append(_kind(key, expected, "tensor" if key in tensors else "bytes"))
+        elif key not in made.spoilt or key in made.unmade:
+            result.missing.append(key)
+            if not may_be_missing(key):
+                message = made.unmade.get(key, f"{key} is not in the checkpoint")
+                result.findings.append(finding("keys.missing", message, key=key, facts=_facts(expected)))
+    for name in [*tensors, *objects]:
+        if name in wanted:
+            continue
+        if matches_any(skip, name):
+            result.skipped.append(name)
+            continue
+        result.unexpected.append(name)
+        if not extra_allowed and name not in made.spoilt:
+            message = f"{_named(name, renamed)} is in the checkpoint and not in the state dict"
+            result.findings.append(finding("keys.unexpected", message, key=name))
+    result.findings += _hints(wanted, tensors, objects, result)
+    return result
+
+
+def _differences(key: str, expected: Expected, actual: Assembly) -> Iterator[Finding]:
+    saved = {"kind": "tensor", "shape": list(actual.shape), "dtype": actual.dtype}
+    facts = {"expected": expected.facts(), "actual": saved, "steps": list(actual.steps)}
+    whence = f" after {', '.join(actual.steps)}" if actual.steps else ""
+    if expected.shape != actual.shape:
+        wanted = list(expected.shape or ())
+        message = (
+            f"{key} has shape {list(actual.shape)}{whence} in the checkpoint, {wanted} in the state dict"
+        )
+        yield finding("keys.shape", message, key=key, facts=facts)
+    if expected.dtype != actual.dtype:
+        yield finding(
+            "keys.dtype",
+            f"{key} is {actual.dtype}{whence} in the checkpoint, {expected.dtype} in the state dict; "
+            f"nothing is cast unless transform={{{key!r}: cast({expected.dtype!r})}} says so",
+            key=key,
+            facts=facts,
+        )
+
+
+def _kind(key: str, expected: Expected, actual: str) -> Finding:
+    words = {"tensor": "a tensor", "bytes": "an object"}
+    message = f"{key} is {words[actual]} in the checkpoint, {words[expected.kind]} in the state dict"
+    facts = {"expected": expected.facts(), "actual": {"kind": actual}}
+    return finding("keys.kind", message, key=key, facts=facts)
+
+
+def _hints(
+    wanted: Mapping[str, Expected],
+    tensors: Mapping[str, Assembly],
+    objects: Mapping[str, str],
+    found: Matched,
+) -> Iterator[Finding]:
+    """Keys that seem to be only named differently; said beside their absence."""
+    absent = {f.key for f in found.findings if f.code == "keys.missing"}
+    missing = {key: _content(wanted[key]) for key in found.missing if key in absent}
+    unexpected = {
+        name: ("tensor", tensors[name].shape, tensors[name].dtype)
+        if name in tensors
+        else ("bytes", None, None)
+        for name in found.unexpected
+        if name in tensors or name in objects
+    }
+    if not missing or not unexpected:
+        return
+    for renames in find_renames(unexpected, missing):
+        old, new = renames.pairs[0]
+        yield finding(
+            "keys.renamed",
+            f"{len(renames.pairs)} keys seem to be only named differently, so rename= may help: "
+            f"{renames.rule}, e.g. {old} in the checkpoint is {new} in the state dict",
+            key=new,
+            severity="info",
+            rule=renames.rule,
+            renames=dict(renames.pairs),
+        )
+
+
+def _content(value: Expected) -> tuple[str, tuple[int, ...] | None, str | None]:
+    return value.kind, value.shape, value.dtype
+
+
+def _facts(expected: Expected) -> dict[str, object]:
+    return {"expected": expected.facts()}
+
+
+def _named(name: str, renamed: Renamed) -> str:
+    source = renamed.sources.get(name, name)
+    return name if source == name else f"{name} (saved as {source})"
+
+
+def mismatch_error(findings: Sequence[Finding]) -> StateMismatchError:
+    """One error that tells of all findings, those of one code together."""
+    by_code: dict[str, list[Finding]] = {}
+    for found in findings:
+        by_code.setdefault(found.code, []).append(found)
+    errors = sum(found.severity == "error" for found in findings)
+    lines = [f"the checkpoint does not fit the state dict; nothing was loaded. {errors} problems:"]
+    for code, group in by_code.items():
+        lines += [f"  {code}: {found.message}" for found in group[:SHOWN]]
+        if len(group) > SHOWN:
+            lines.append(f"  {code}: and {len(group) - SHOWN} more, all in the error's findings")
+    return StateMismatchError("\n".join(lines), findings)
+
+
+def merged(by_rank: Iterable[tuple[int, Sequence[Finding]]], ranks: int) -> list[Finding]:
+    """The findings of all ranks, each once; those that not all ranks have say which do."""
+    first: dict[tuple[str, str | None, str], Finding] = {}
+    having: dict[tuple[str, str | None, str], list[int]] = {}
+    for rank, findings in by_rank:
+        for found in findings:
+            mark = (found.code, found.key, found.message)
+            first.setdefault(mark, found)
+            having.setdefault(mark, []).append(rank)
+    return [
+        found
+        if len(having[mark]) == ranks
+        else found.model_copy(
+            update={
+                "message": f"rank {', '.join(map(str, having[mark]))}: {found.message}",
+                "detail": {**found.detail, "ranks": having[mark]},
+            }
+        )
+        for mark, found in first.items()
+    ]

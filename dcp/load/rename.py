@@ -1,0 +1,86 @@
+"""Other names for a checkpoint's keys, as rules on path components. Pure functions on names.
+
+A rule replaces a run of whole components wherever it stands: ``"net" -> "model"`` turns ``net.w`` into
+``model.w`` and leaves ``subnet.w`` alone; ``"_orig_mod" -> ""`` takes the component away. Both sides may
+have several components (``"model.layers" -> "decoder.blocks"``). Rules are applied one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dcp.errors import UsageError
+from dcp.findings import Finding, finding
+
+Rules = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Old to new names, each one or more components joined by dots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Keys under the names that rules gave them."""
+
+    sources: Mapping[str, str]
+    """The checkpoint's key by the name it goes by now."""
+    collisions: tuple[Finding, ...]
+    """Names that several keys would have."""
+    idle: tuple[str, ...]
+    """Rules that met no key, in words."""
+
+
+def pairs_of(rules: Rules | None) -> tuple[tuple[str, str], ...]:
+    """The rules as pairs.
+
+    Raises:
+        UsageError: a rule replaces nothing.
+    """
+    pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules or ())
+    if any(not old for old, _ in pairs):
+        raise UsageError("a rename rule needs the old component's name, e.g. {'module': ''}")
+    return pairs
+
+
+def rename(keys: Iterable[str], rules: Sequence[tuple[str, str]]) -> Renamed:
+    """Apply rules to a checkpoint's keys."""
+    parsed = [(tuple(old.split(".")), tuple(new.split(".")) if new else ()) for old, new in rules]
+    used: set[int] = set()
+    sources: dict[str, str] = {}
+    collisions: list[Finding] = []
+    for key in keys:
+        parts = tuple(key.split("."))
+        for number, (old, new) in enumerate(parsed):
+            replaced = _replaced(parts, old, new)
+            if replaced != parts or _stands_in(parts, old):
+                used.add(number)
+            parts = replaced
+        name = ".".join(parts)
+        other = sources.setdefault(name, key)
+        if other != key:
+            collisions.append(
+                finding(
+                    "keys.renamed",
+                    f"{other} and {key} would both be named {name or 'nothing'}: change the rename rules",
+                    key=name,
+                    sources=[other, key],
+                )
+            )
+    idle = tuple(f"{old!r} -> {new!r}" for n, (old, new) in enumerate(rules) if n not in used)
+    return Renamed(sources, tuple(collisions), idle)
+
+
+def _stands_in(parts: tuple[str, ...], run: tuple[str, ...]) -> bool:
+    return any(parts[i : i + len(run)] == run for i in range(len(parts) - len(run) + 1))
+
+
+def _replaced(parts: tuple[str, ...], old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    result: list[str] = []
+    place = 0
+    while place < len(parts):
+        if parts[place : place + len(old)] == old:
+            result += new
+            place += len(old)
+        else:
+            result.append(parts[place])
+            place += 1
+    return tuple(result)

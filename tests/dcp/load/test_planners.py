@@ -1,0 +1,286 @@
+"""The load planners in one process, under torch's own `load`, with torch's reader and with ours."""
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.storage import StorageReader
+
+import dcp
+from dcp.errors import StateMismatchError, UsageError
+from dcp.load.planners import StrictLoadPlanner
+from tests.dcp.load.expectations import same_bits, save
+from tests.support.train import SavedCheckpoint
+
+Reader = Callable[[str], StorageReader]
+
+
+@pytest.fixture(params=["bucket", "torch"])
+def reader(request: pytest.FixtureRequest) -> Reader:
+    readers: dict[str, Reader] = {
+        "bucket": lambda path: dcp.BucketReader(path),
+        "torch": lambda path: torch_checkpoint.FileSystemReader(path),
+    }
+    return readers[request.param]
+
+
+def load(state: dict[str, Any], reader: StorageReader, planner: StrictLoadPlanner) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        torch_checkpoint.load(state, storage_reader=reader, planner=planner, no_dist=True)
+
+
+def refused(state: dict[str, Any], reader: StorageReader, planner: StrictLoadPlanner) -> StateMismatchError:
+    with pytest.raises(CheckpointException) as caught:
+        load(state, reader, planner)
+    [(error, _)] = caught.value.failures.values()
+    assert isinstance(error, StateMismatchError)
+    return error
+
+
+def saved(tmp_path: Path) -> str:
+    state = {
+        "model": {"w": torch.arange(12.0).reshape(4, 3), "b": torch.arange(3.0), "n": torch.ones(2)},
+        "step": 7,
+        "int_now": 3,
+        "tensor_then": torch.ones(1),
+        "extra": {"e": torch.zeros(1)},
+    }
+    return str(save(state, tmp_path / "step"))
+
+
+def test_everything_that_does_not_fit_is_one_error_and_nothing_is_loaded(
+    tmp_path: Path, reader: Reader
+) -> None:
+    path = saved(tmp_path)
+    for file in Path(path).glob("*.distcp"):
+        file.write_bytes(bytes(file.stat().st_size))  # to read any of it would be another error
+    state: dict[str, Any] = {
+        "model": {
+            "w": torch.full((3, 4), 5, dtype=torch.bfloat16),
+            "b": torch.full((4,), 5.0),
+            "n": torch.full((2,), 5, dtype=torch.float64),
+            "new1": torch.full((2,), 5.0),
+            "new2": torch.full((2,), 5.0),
+        },
+        "step": 1,
+        "int_now": torch.full((), 5),
+        "tensor_then": 5,
+    }
+    error = refused(state, reader(path), dcp.StrictLoadPlanner())
+    assert {(f.code, f.key) for f in error.findings if f.severity == "error"} == {
+        ("keys.shape", "model.w"),
+        ("keys.dtype", "model.w"),
+        ("keys.shape", "model.b"),
+        ("keys.dtype", "model.n"),
+        ("keys.missing", "model.new1"),
+        ("keys.missing", "model.new2"),
+        ("keys.kind", "int_now"),
+        ("keys.kind", "tensor_then"),
+        ("keys.unexpected", "extra.e"),
+    }
+    for found in error.findings:
+        assert found.message in str(error)
+    assert isinstance(state["int_now"], torch.Tensor)
+    assert state["tensor_then"] == 5
+    assert all((value == 5).all() for value in state["model"].values())
+
+
+def test_what_fits_is_loaded_to_the_bit(fsdp2_checkpoint: SavedCheckpoint, reader: Reader) -> None:
+    expected = fsdp2_checkpoint.expected()
+    paths = dcp.read_index(str(fsdp2_checkpoint.path)).paths
+    state: dict[str, Any] = {}
+    for key, value in expected.items():
+        blank = torch.full_like(value, 1) if isinstance(value, torch.Tensor) else None
+        torch_checkpoint._nested_dict.set_element(state, paths[key], blank)
+    planner = dcp.StrictLoadPlanner()
+    load(state, reader(str(fsdp2_checkpoint.path)), planner)
+    flat, _ = torch_checkpoint._nested_dict.flatten_state_dict(state)
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert same_bits(flat[key], value), key
+        else:
+            assert flat[key] == value
+    assert set(planner.report.loaded) == expected.keys()
+    assert planner.report.untouched == planner.report.missing == planner.report.unexpected == []
+
+
+def test_partial_loads_what_is_there_and_names_what_is_not(tmp_path: Path, reader: Reader) -> None:
+    path = saved(tmp_path)
+    head = torch.full((2, 3), 9.0)
+    state = {"model": {"w": torch.zeros(4, 3), "b": torch.zeros(3), "head": head}, "step": 0}
+    error = refused(state, reader(path), dcp.PartialLoadPlanner(["head.*"]))
+    assert [(f.code, f.key) for f in error.findings] == [("keys.missing", "model.head")]
+    planner = dcp.PartialLoadPlanner(["*.head"], skip=["model.b", "extra.*"])
+    load(state, reader(path), planner)
+    assert same_bits(state["model"]["w"], torch.arange(12.0).reshape(4, 3))
+    assert (state["model"]["b"] == 0).all()
+    assert (head == 9).all()
+    assert state["step"] == 7
+    report = planner.report
+    assert set(report.loaded) == {"model.w", "step"}
+    assert report.missing == ["model.head"]
+    assert set(report.unexpected) == {"model.n", "int_now", "tensor_then"}
+    assert set(report.skipped) == {"model.b", "extra.e"}
+    assert set(report.untouched) == {"model.b", "model.head"}
+
+
+def test_partial_casts_nothing_in_silence(tmp_path: Path, reader: Reader) -> None:
+    state = {"model": {"w": torch.zeros(4, 3, dtype=torch.float16)}}
+    [found] = refused(state, reader(saved(tmp_path)), dcp.PartialLoadPlanner()).findings
+    assert found.code == "keys.dtype"
+    load(state, reader(saved(tmp_path / "2")), dcp.PartialLoadPlanner(transform={"*.w": dcp.cast("float16")}))
+    assert same_bits(state["model"]["w"], torch.arange(12.0).reshape(4, 3).half())
+
+
+def test_all_transforms_on_the_way_in(tmp_path: Path, reader: Reader) -> None:
+    torch.manual_seed(0)
+    qkv, proj = torch.randn(12, 4), torch.randn(6, 5)
+    gate, up, vocabulary = torch.randn(3, 4), torch.randn(5, 4), torch.randn(7, 4)
+    source = {"net": {"0.qkv": qkv, "0.proj": proj, "0.gate": gate, "0.up": up, "vocab": vocabulary, "n": 1}}
+    path = str(save(source, tmp_path / "step"))
+    model = {
+        "h.0.q": torch.zeros(8, 4),
+        "h.0.k": torch.zeros(2, 4),
+        "h.0.v": torch.zeros(2, 4, dtype=torch.float64),
+        "h.0.proj": torch.zeros(5, 6, dtype=torch.bfloat16),
+        "h.0.up_gate": torch.zeros(8, 4),
+        "h.vocab": torch.zeros(9, 4),
+        "h.n": 0,
+    }
+    planner = dcp.StrictLoadPlanner(
+        rename={"net": "h"},
+        transform={
+            "*.qkv": dcp.split(0, ["*.q", "*.k", "*.v"]),
+            "*.v": dcp.cast(torch.float64),
+            "*.proj": [dcp.transpose(), dcp.cast(torch.bfloat16)],
+            "*.up_gate": dcp.join(0, ["*.up", "*.gate"]),
+            "h.vocab": dcp.pad(0, 9, value=0.5),
+        },
+    )
+    load(model, reader(path), planner)
+    q, k, v = qkv.split([8, 2, 2])
+    assert same_bits(model["h.0.q"], q)
+    assert same_bits(model["h.0.k"], k)
+    assert same_bits(model["h.0.v"], v.double())
+    assert same_bits(model["h.0.proj"], proj.T.bfloat16())
+    assert same_bits(model["h.0.up_gate"], torch.cat([up, gate]))
+    assert same_bits(model["h.vocab"], torch.cat([vocabulary, torch.full((2, 4), 0.5)]))
+    assert model["h.n"] == 1
+    report = planner.report
+    assert set(report.loaded) == model.keys()
+    assert report.renamed["h.n"] == "net.n"
+    assert report.transformed["h.vocab"] == ["padded dimension 0 from 7 to 9 with 0.5"]
+    assert set(report.transformed) == model.keys() - {"h.n"}
+
+
+def test_a_collision_and_a_failed_transform_are_told_with_the_rest(tmp_path: Path, reader: Reader) -> None:
+    path = str(save({"a.w": torch.ones(2), "b.w": torch.ones(2), "c": torch.ones(3)}, tmp_path / "step"))
+    planner = dcp.StrictLoadPlanner(rename={"a": "b"}, transform={"c": dcp.transpose()})
+    error = refused({"b.w": torch.zeros(2), "c": torch.zeros(3), "d": 1}, reader(path), planner)
+    assert [(f.code, f.key) for f in error.findings] == [
+        ("keys.renamed", "b.w"),
+        ("keys.shape", "c"),
+        ("keys.missing", "d"),
+    ]
+    assert "a.w and b.w would both be named b.w" in str(error)
+
+
+def test_rules_that_meet_nothing_warn(tmp_path: Path, reader: Reader) -> None:
+    path = str(save({"w": torch.ones(2)}, tmp_path / "step"))
+    planner = dcp.StrictLoadPlanner(rename={"x": "y"}, transform={"z.*": dcp.cast("int8")})
+    state = {"w": torch.zeros(2)}
+    with pytest.warns(UserWarning, match="matches no") as caught:
+        load(state, reader(path), planner)
+    assert [str(w.message) for w in caught if "matches no" in str(w.message)] == [
+        "rename rule 'x' -> 'y' matches no key of the checkpoint",
+        "transform 'z.*' matches no tensor",
+    ]
+    assert (state["w"] == 1).all()
+
+
+def test_names_that_only_changed_are_recognised(tmp_path: Path, reader: Reader) -> None:
+    source = {f"module.l{n}.w": torch.ones(n + 1) for n in range(4)}
+    path = str(save(source, tmp_path / "step"))
+    state = {f"l{n}.w": torch.zeros(n + 1) for n in range(4)}
+    error = refused(state, reader(path), dcp.StrictLoadPlanner())
+    [hint] = [found for found in error.findings if found.code == "keys.renamed"]
+    assert (hint.severity, len(hint.detail["renames"])) == ("info", 4)
+    assert "rename=" in hint.message
+    load(state, reader(path), dcp.StrictLoadPlanner(rename={"module": ""}))
+    assert all((value == 1).all() for value in state.values())
+
+
+def test_spelling_of_torch_2_3(tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.checkpoint import _version
+
+    state = {"optim": {"groups": [{"lr": 0.1, "betas": [0.9, 0.99]}], "w": torch.ones(2)}}
+    with monkeypatch.context() as old:
+        old.setattr(_version, "_derived_version", "2_3")
+        path = str(save(state, tmp_path / "step"))
+    assert "optim.groups" in dcp.read_index(path).entries
+    fresh: dict[str, Any] = {"optim": {"groups": [{"lr": 0, "betas": [0, 0]}], "w": torch.zeros(2)}}
+    load(fresh, reader(path), dcp.StrictLoadPlanner())
+    assert fresh["optim"]["groups"] == state["optim"]["groups"]
+    assert (fresh["optim"]["w"] == 1).all()
+    assert _version._derived_version is None
+
+
+def test_a_gap_in_the_index_is_not_left_as_it_was(tmp_path: Path) -> None:
+    path = Path(saved(tmp_path))
+    metadata = torch_checkpoint.FileSystemReader(path).read_metadata()
+    [chunk] = metadata.state_dict_metadata["model.w"].chunks
+    chunk.sizes = torch.Size((2, 3))
+    planner = dcp.PartialLoadPlanner()
+    planner.set_up_planner({"model": {"w": torch.zeros(4, 3)}}, metadata, True)
+    with pytest.raises(StateMismatchError, match=r"no chunk of the checkpoint holds \[2:4, 0:3\]"):
+        planner.create_global_plan([planner.create_local_plan()])
+
+
+def test_findings_are_not_lost_with_a_reader_that_makes_plans_of_its_own(tmp_path: Path) -> None:
+    metadata = dcp.BucketReader(saved(tmp_path)).read_metadata()
+    planner = dcp.StrictLoadPlanner()
+    planner.set_up_planner({}, metadata, True)
+    planner.create_local_plan()
+    with pytest.raises(StateMismatchError):
+        planner.finish_plan(torch_checkpoint.planner.LoadPlan([]))
+
+
+def test_what_is_no_list_of_patterns() -> None:
+    with pytest.raises(UsageError, match=r"\['head\.\*'\]"):
+        dcp.PartialLoadPlanner("head.*")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "newer", "no-metadata"])
+def test_a_torn_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
+    path = Path(saved(tmp_path))
+    [data] = path.glob("*.distcp")
+    index = path / ".metadata"
+    if damage == "cut":
+        os.truncate(data, data.stat().st_size // 2)
+    elif damage == "gone":
+        data.unlink()
+    elif damage == "newer":
+        os.utime(index, (1_000_000_000, 1_000_000_000))
+    else:
+        index.unlink()
+    words = {
+        "cut": "cut off",
+        "gone": "does not exist",
+        "newer": "copied=True",
+        "no-metadata": r"no \.metadata",
+    }
+    state = {"model": {"w": torch.zeros(4, 3)}}
+    with pytest.raises(CheckpointException, match=words[damage]):
+        load(state, dcp.BucketReader(str(path)), dcp.PartialLoadPlanner())
+    assert (state["model"]["w"] == 0).all()
+    if damage == "newer":
+        load(state, dcp.BucketReader(str(path), copied=True), dcp.PartialLoadPlanner())
+        assert state["model"]["w"][3, 2] == 11

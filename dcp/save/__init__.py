@@ -2,6 +2,9 @@
 
 - `dcp.save.writer`: `BucketWriter`, a storage writer whose steps are committed whole or not at all.
 - `dcp.save.files`: which items go into which file, and how one file is written.
+- `dcp.save.planner`: `CheckedSavePlanner`, a save planner that notices what ranks do not agree on.
+- `dcp.save.shared`: which keys those are, and keys of the ranks' own; pure functions on plans.
+- `dcp.save.digests`: digests of values, at a bounded cost.
 
 It needs torch, as `dcp.load` does; nothing else imports it at module level.
 """
@@ -12,6 +15,7 @@ from dcp.collector import gc_paused
 
 # torch makes a million objects when it is imported, and the collector looks through them again and again.
 with gc_paused():
+    from dcp.save.planner import CheckedSavePlanner
     from dcp.save.writer import BucketWriter
 
-__all__ = ["BucketWriter"]
+__all__ = ["BucketWriter", "CheckedSavePlanner"]

@@ -1,0 +1,69 @@
+"""Digests: alike for what is alike, apart for what is not, and bounded."""
+
+import random
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dcp.save.digests import digest_of
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.arange(12).reshape(3, 4).T, torch.arange(12).reshape(3, 4).T.contiguous()),
+        (torch.ones(5).requires_grad_(), torch.ones(5)),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (["ab", "ab"], ["".join(["a", "b"]), "".join(["a", "b"])]),
+        ({"x", "y", "z"}, {"z", "y", "x"}),
+        ({"t": torch.arange(3)}, {"t": torch.arange(3)}),
+    ],
+)
+def test_alike(a: Any, b: Any) -> None:
+    assert digest_of(a) == digest_of(b) is not None
+
+
+VALUES: list[Any] = [
+    *(0, False, 0.0, -0.0, "", b"", None, [], (), {}, set(), [0], [[0]], "0", b"0", 1, 1 << 70, 1e-300),
+    *(float("nan"), {"a": 1}, {"a": 2}, {"b": 1}, ["a", 1], OrderedDict(a=1)),
+    *(np.arange(3), np.arange(3.0), np.random.RandomState(1).get_state(), random.Random(1).getstate()),
+    *(torch.zeros(2), torch.zeros(3), torch.zeros(2, 1), torch.zeros(2).double(), torch.zeros(2).int()),
+    *({"t": torch.arange(3)}, {"t": torch.arange(1, 4)}, torch.Generator, torch.Size([1])),
+    *(torch.ones(2).to_sparse(), torch.zeros(2).to_sparse()),
+]
+
+
+def test_apart() -> None:
+    digests = [digest_of(value) for value in VALUES]
+    assert len(set(digests)) == len(VALUES)
+    assert digests == [digest_of(value) for value in VALUES]
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_large_tensors_are_sampled_everywhere(strided: bool) -> None:
+    value = torch.zeros(1000, 1000)
+    changed = value.clone()
+    changed[400:440] = 1
+    changed_end, changed_start = value.clone(), value.clone()
+    changed_end[-1, -1] = 1
+    changed_start[0, 0] = 1
+    views = [value, changed, changed_end, changed_start]
+    if strided:
+        views = [v.T.contiguous().T for v in views]
+    digests = [digest_of(v, limit=1 << 16) for v in views]
+    assert len(set(digests)) == 4
+    assert digests[0] == digest_of(value, limit=1 << 16)
+
+
+def test_large_objects_are_bounded_and_sampled() -> None:
+    value = {"bytes": bytes(1 << 20), "list": list(range(50_000))}
+    assert digest_of(value, limit=4096) == digest_of(dict(value), limit=4096)
+    assert digest_of(value, limit=4096) != digest_of({**value, "bytes": b"1" * (1 << 20)}, limit=4096)
+
+
+def test_there_is_nothing_to_compare_on_the_meta_device() -> None:
+    assert digest_of(torch.ones(3, device="meta")) is None

@@ -1,0 +1,234 @@
+"""`CheckedSavePlanner` on real ranks: what they do not agree on is told, split or refused in time."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlanner
+
+import dcp
+from dcp.errors import CheckpointError, UsageError
+from dcp.save import BucketWriter, CheckedSavePlanner
+from tests.dcp.load.expectations import same_bits
+from tests.dcp.save.saving import awkward_state, blank, load, save
+from tests.support.ranks import RankError, run_ranks
+
+
+def _state(rank: int, differing: bool) -> dict[str, Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    own = rank if differing else 0
+    strings = {"a": "x" * 50, "b": {f"s{n}" for n in range(20)}}
+    # The same meaning, from other objects in another order.
+    text = "".join(["shared", "-", "text"])
+    pair = [text, text] if rank else ["shared-text", "shared" + "-text"]
+    return {
+        "model": {
+            "sharded": distribute_tensor(torch.arange(40.0).reshape(10, 4), mesh, [Shard(0)]),
+            "replicated": distribute_tensor(torch.ones(4), mesh, [Replicate()]),
+            "plain": torch.arange(1000).reshape(10, 100),
+        },
+        "rng": torch.full((100,), own, dtype=torch.uint8),
+        "loader": {"position": own * 10, "epoch": 3},
+        "config": {"z": 1, "a": 2} if rank else {"a": 2, "z": 1},
+        "strings": strings,
+        "pair": pair,
+        "list": [torch.tensor(own), torch.tensor(7)],
+    }
+
+
+def _save(place: str, differing: bool, options: dict[str, Any]) -> list[str]:
+    state, planner = _state(torch.distributed.get_rank(), differing), CheckedSavePlanner(**options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_checkpoint.save(state, storage_writer=BucketWriter(place), planner=planner)
+    assert not SavePlanner._cached_save_plan
+    assert not SavePlanner._cached_all_plans
+    return [str(warning.message) for warning in caught if "only one rank" in str(warning.message)]
+
+
+def keys(place: str) -> set[str]:
+    return set(dcp.read_index(place).entries)
+
+
+def test_ranks_that_agree_save_as_with_torchs_planner(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    assert run_ranks(_save, 3, place, False, {}) == [[], [], []]
+    assert dcp.validate(place, scrub=True).ok
+    state = {
+        "model": {"sharded": torch.zeros(10, 4)},
+        "rng": torch.ones(100, dtype=torch.uint8),
+        "pair": None,
+    }
+    load(state, place)
+    assert same_bits(state["model"]["sharded"], torch.arange(40.0).reshape(10, 4))
+    assert state["pair"] == ["shared-text", "shared-text"]
+
+
+def test_a_divergence_is_an_error_that_names_keys_and_ranks(tmp_path: Path) -> None:
+    place = tmp_path / "step"
+    with pytest.raises(RankError) as caught:
+        run_ranks(_save, 3, str(place), True, {})
+    said = str(caught.value)
+    assert "rng differs between rank 0 and rank 1 and rank 2" in said
+    assert "loader.position differs" in said
+    assert "list.0 differs" in said
+    for same in ("model", "config", "strings", "pair", "epoch", "list.1"):
+        assert f"{same} differs" not in said
+        assert f"{same}.plain differs" not in said
+    assert not place.exists()
+
+
+def test_a_divergence_can_be_split(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    run_ranks(_save, 3, place, True, {"on_divergence": "split"})
+    found = keys(place)
+    assert {"rng/rank_0", "rng/rank_1", "rng/rank_2", "loader.position/rank_2", "list.0/rank_1"} <= found
+    assert not {"rng", "loader.position", "list.0"} & found
+    assert {"loader.epoch", "list.1", "model.plain", "config.a"} <= found
+    assert dcp.validate(place, scrub=True).ok
+    state: dict[str, Any] = {
+        "rng/rank_2": torch.zeros(100, dtype=torch.uint8),
+        "loader": {"position/rank_1": 0, "position/rank_2": 0},
+        "list.0/rank_1": torch.tensor(0),
+    }
+    load(state, place)
+    assert state["rng/rank_2"].eq(2).all()
+    assert state["loader"] == {"position/rank_1": 10, "position/rank_2": 20}
+    assert state["list.0/rank_1"] == 1
+
+
+def test_a_divergence_can_be_warned_of(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    told = run_ranks(_save, 2, place, True, {"on_divergence": "warn"})
+    assert "rng differs between rank 0 and rank 1" in told[0][0]
+    assert {"rng", "loader.position"} <= keys(place)
+
+
+def test_patterns_split_also_what_is_the_same(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    run_ranks(_save, 2, place, False, {"per_rank": ["rng", "loader.*", "model.sharded"]})
+    assert {"rng/rank_0", "rng/rank_1", "loader.epoch/rank_1", "model.sharded", "config.a"} <= keys(place)
+
+
+def _files_of(place: str, lowest: bool) -> set[str]:
+    state = {f"w{n}": torch.ones(100) for n in range(4)}
+    planner = CheckedSavePlanner(dedup_save_to_lowest_rank=lowest)
+    torch_checkpoint.save(state, storage_writer=BucketWriter(place), planner=planner)
+    return {c.record.path for e in dcp.read_index(place).tensors for c in e.chunks if c.record}
+
+
+@pytest.mark.parametrize("lowest", [True, False])
+def test_what_several_hold_is_dealt_out_or_left_to_the_lowest(tmp_path: Path, lowest: bool) -> None:
+    files = run_ranks(_files_of, 2, str(tmp_path / "step"), lowest)[0]
+    assert files == ({"__0_0.distcp"} if lowest else {"__0_0.distcp", "__1_0.distcp"})
+
+
+def _save_other_shapes(place: str, mode: str) -> None:
+    rank = torch.distributed.get_rank()
+    state = {"t": torch.ones(2 + rank), "kind": torch.ones(1) if rank else "text"}
+    planner = CheckedSavePlanner(on_divergence=mode)
+    torch_checkpoint.save(state, storage_writer=BucketWriter(place), planner=planner)
+
+
+def test_other_shapes_and_kinds_are_divergences_too(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"t is a tensor of shape \[2\] and float32 on rank 0 and a "):
+        run_ranks(_save_other_shapes, 2, str(tmp_path / "warn"), "warn")
+    run_ranks(_save_other_shapes, 2, str(tmp_path / "step"), "split")
+    assert keys(str(tmp_path / "step")) == {"t/rank_0", "t/rank_1", "kind/rank_0", "kind/rank_1"}
+
+
+def _save_nested_otherwise(place: str) -> None:
+    state = {"a": {"b": 1}} if torch.distributed.get_rank() else {"a.b": 1}
+    torch_checkpoint.save(state, storage_writer=BucketWriter(place), planner=CheckedSavePlanner())
+
+
+def test_a_key_has_one_place_on_all_ranks(tmp_path: Path) -> None:
+    with pytest.raises(
+        RankError, match=r"a\.b is state\['a\.b'\] on rank 0 and state\['a'\]\['b'\] on rank 1"
+    ):
+        run_ranks(_save_nested_otherwise, 2, str(tmp_path / "step"))
+
+
+def test_two_places_with_one_key_are_both_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"state\['a'\]\['b'\] and state\['a\.b'\]") as caught:
+        save({"a": {"b": 1}, "a.b": 2}, BucketWriter(str(tmp_path / "s")), planner=CheckedSavePlanner())
+    assert isinstance(caught.value.failures[0][0], UsageError)
+
+
+def test_a_rank_key_that_is_taken_is_refused(tmp_path: Path) -> None:
+    planner = CheckedSavePlanner(per_rank=["rng"])
+    with pytest.raises(CheckpointException, match="rng/rank_0, which is a key of its own"):
+        save({"rng": 1, "rng/rank_0": 2}, BucketWriter(str(tmp_path / "s")), planner=planner)
+
+
+def _save_pieces(place: str, rows: list[tuple[int, int]]) -> None:
+    state = {"w": SavedPiece(*rows[torch.distributed.get_rank()])}
+    torch_checkpoint.save(state, storage_writer=BucketWriter(place), planner=CheckedSavePlanner())
+
+
+class SavedPiece:
+    """Rows of a tensor of ten rows, as a save planner asks for them."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first, self.local = first, torch.ones(last - first, 3)
+
+    def __create_write_items__(self, key: str, _: object) -> list[Any]:
+        from torch.distributed.checkpoint.metadata import (
+            ChunkStorageMetadata,
+            MetadataIndex,
+            TensorProperties,
+        )
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        offsets = torch.Size([self.first, 0])
+        chunk = ChunkStorageMetadata(offsets, self.local.size())
+        data = TensorWriteData(chunk, TensorProperties.create_from_tensor(self.local), torch.Size([10, 3]))
+        return [WriteItem(MetadataIndex(key, offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([(0, 6), (5, 10)], r"w: \[0:6, 0:3\] of rank 0 and \[5:10, 0:3\] of rank 1 both hold \[5:6, 0:3\]"),
+        ([(0, 4), (5, 10)], r"w: no rank of 2 holds \[4:5, 0:3\]"),
+        ([(0, 5), (5, 11)], r"w: \[5:11, 0:3\] of rank 1 lies outside"),
+    ],
+)
+def test_shards_that_do_not_tile_are_refused_with_both_sides(
+    tmp_path: Path, rows: list[tuple[int, int]], said: str
+) -> None:
+    with pytest.raises(RankError, match=said):
+        run_ranks(_save_pieces, 2, str(tmp_path / "step"), rows)
+    assert not (tmp_path / "step").exists()
+
+
+def test_awkward_states_are_saved_as_with_torchs_planner(tmp_path: Path) -> None:
+    state = awkward_state()
+    save(state, BucketWriter(str(tmp_path / "ours")), planner=CheckedSavePlanner())
+    save(state, BucketWriter(str(tmp_path / "theirs")))
+    data = [(tmp_path / name / "__0_0.distcp").read_bytes() for name in ("ours", "theirs")]
+    assert data[0] == data[1]
+    load(blank(state), str(tmp_path / "ours"))
+
+
+def test_wrong_usage() -> None:
+    for options in ({"on_divergence": "ignore"}, {"per_rank": "rng"}, {"digest_limit": 0}):
+        with pytest.raises(UsageError):
+            CheckedSavePlanner(**options)  # type: ignore[arg-type]
+
+
+def test_the_error_says_what_to_do() -> None:
+    from dcp.save.shared import Divergence
+
+    planner = CheckedSavePlanner()
+    with pytest.raises(CheckpointError, match="per_rank=\\['k0'\\]") as caught:
+        planner._tell([Divergence(f"k{n}", ((0,), (1, 2))) for n in range(12)])
+    assert "and 2 more keys" in str(caught.value)
+    assert caught.value.code == "ranks.shared-value"

@@ -35,7 +35,7 @@ from pydantic_settings import (
 
 from dcp.checks.keys import IGNORED
 from dcp.errors import SettingsError, UsageError
-from dcp.exporting.report import require_fitting
+from dcp.exporting.report import CastDtype, require_fitting
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
@@ -119,6 +119,8 @@ class ExportSettings(_Section):
     exclude: tuple[str, ...] = ()
     rename: tuple[str, ...] = ()
     strip_prefix: str | None = None
+    dtype: CastDtype | None = None
+    """What floating tensors are cast to."""
     max_shard_size: ByteSize = ByteSize(5_000_000_000)
     """Bytes of tensors in one safetensors file."""
     memory_budget: ByteSize = ByteSize(512 << 20)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dcp.errors import NotFoundError, NotLoadableError, UsageError
+from dcp.exporting.report import CastDtype
 from dcp.findings import Report, errors_of
 from dcp.storage import Store, join_url
 from tasks.manifest import Artifact, PublishedFile, PublishedTensor
@@ -33,6 +34,7 @@ class ExportRequest:
     exclude: tuple[str, ...] = ()
     rename: tuple[str, ...] = ()
     strip_prefix: str | None = None
+    dtype: CastDtype | None = None
     max_shard_size: int = 5_000_000_000
     memory_budget: int = 512 << 20
     allow_pickle: bool = False
@@ -45,6 +47,7 @@ class ExportRequest:
             "exclude": self.exclude,
             "rename": self.rename,
             "strip_prefix": self.strip_prefix,
+            "dtype": self.dtype,
             "max_shard_size": self.max_shard_size,
             "memory_budget": self.memory_budget,
             "allow_pickle": self.allow_pickle,

@@ -8,6 +8,8 @@ from dcp.errors import UsageError
 from dcp.findings import Finding, Report
 
 Format = Literal["torch", "safetensors"]
+CastDtype = Literal["float16", "bfloat16", "float32", "float64"]
+"""Types that floating tensors can be cast to."""
 
 
 def require_fitting(dest: str, format: Format) -> None:
@@ -65,6 +67,8 @@ class ExportedTensor(Report):
     shape: list[int]
     dtype: str
     digest: str
+    cast_from: str | None = None
+    """Its type in the checkpoint, if that was another one."""
 
 
 class ExportReport(Report):
@@ -74,6 +78,8 @@ class ExportReport(Report):
     fingerprint: str
     dest: str
     format: Format
+    dtype: CastDtype | None = None
+    """What floating tensors were cast to."""
     ok: bool
     files: list[ExportedFile]
     tensors: dict[str, ExportedTensor]

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from dcp.checkpoint import Checkpoint, changes, open_checkpoint
 from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
+from dcp.dtypes import ITEMSIZE
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
+from dcp.exporting.casts import needs_torch, output_dtype
 from dcp.exporting.pump import Pump
-from dcp.exporting.report import ExportedFile, ExportPlan, ExportReport, Format, PlannedFile, require_fitting
+from dcp.exporting.report import (
+    CastDtype,
+    ExportedFile,
+    ExportPlan,
+    ExportReport,
+    Format,
+    PlannedFile,
+    require_fitting,
+)
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
 from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
 from dcp.exporting.selection import Selected, Selection, parse_rename, select
 from dcp.exporting.sink import HashingSink
-from dcp.exporting.tensor_stream import Progress, content_of
+from dcp.exporting.tensor_stream import Progress
 from dcp.exporting.torch_export import (
     Stream,
     content_bytes,
@@ -36,6 +47,9 @@ MEMORY_BUDGET = 512 << 20
 _BAND = 8 << 20
 _SMALLEST_BAND = 64 << 10
 _PROCESS = 96 << 20
+_TORCH = 300 << 20
+_CAST_BUFFERS = 8
+"""Bands that a cast may hold: an element can become eight times as wide."""
 _LOCAL_RATE = 700e6
 _REMOTE_RATE = 100e6
 
@@ -49,6 +63,7 @@ def export(
     exclude: Sequence[str] = (),
     rename: Sequence[str] = (),
     strip_prefix: str | None = None,
+    dtype: CastDtype | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     allow_pickle: bool = False,
@@ -66,6 +81,7 @@ def export(
         include, exclude: globs on dotted keys.
         rename: ``REGEX=>TEXT`` rules on dotted keys.
         strip_prefix: taken off every key.
+        dtype: what floating tensors are cast to; others and complex ones stay as they are.
         max_shard_size: bytes of tensors in one safetensors file.
         memory_budget: bytes the process may use.
         allow_pickle: keep objects of classes that are on no list.
@@ -82,7 +98,7 @@ def export(
     """
     started = time.perf_counter()
     checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget)
+    threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget, dtype)
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
 
     def finished() -> None:
@@ -90,12 +106,12 @@ def export(
 
     stream: Stream | SafetensorsExport
     if format == "safetensors":
-        shards, findings = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size)
+        shards, findings = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
         stream = SafetensorsExport(checkpoint, shards, band_bytes=band_bytes, threads=threads)
         stream.write(store, finished=finished, progress=progress)
         files = stream.files
     else:
-        prepared = prepare(checkpoint, chosen, allow_pickle=allow_pickle)
+        prepared = prepare(checkpoint, chosen, dtype=dtype, allow_pickle=allow_pickle)
         findings = prepared.findings
         stream = Stream(
             checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
@@ -109,6 +125,7 @@ def export(
         fingerprint=checkpoint.fingerprint,
         dest=normalise_url(dest),
         format=format,
+        dtype=dtype,
         ok=True,
         files=files,
         tensors=stream.tensors,
@@ -129,20 +146,26 @@ def plan_export(
     exclude: Sequence[str] = (),
     rename: Sequence[str] = (),
     strip_prefix: str | None = None,
+    dtype: CastDtype | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     **options: Any,
 ) -> ExportPlan:
     """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
     checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    _, _, memory = _memory(checkpoint, chosen, memory_budget)
+    _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype)
     _, name = open_parent(dest, **options)
     size = content_bytes(chosen)
-    files = [PlannedFile(name=name, bytes=size)]
+    written = size + sum(
+        prod(entry.shape) * (ITEMSIZE[output_dtype(entry.dtype, dtype)] - ITEMSIZE[entry.dtype])
+        for entry in (item.entry for item in chosen)
+        if isinstance(entry, TensorEntry)
+    )
+    files = [PlannedFile(name=name, bytes=written)]
     if format == "safetensors":
-        shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size)
+        shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
         files = [PlannedFile(name=shard.name, bytes=shard.size) for shard in shards]
-        size = content_of([tensor for shard in shards for tensor in shard.tensors])
+        size = sum(tensor.entry.nbytes for shard in shards for tensor in shard.tensors)
     remote = "://" in checkpoint.url or "://" in normalise_url(dest)
     return ExportPlan(
         checkpoint=checkpoint.url,
@@ -201,7 +224,9 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> None:
         )
 
 
-def _memory(checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int) -> tuple[int, int, int]:
+def _memory(
+    checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None
+) -> tuple[int, int, int]:
     """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
     threads = 8 if "://" in checkpoint.url else 2
     objects = sum(
@@ -210,11 +235,17 @@ def _memory(checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int) -> 
         if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
     )
     fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + 1000 * len(checkpoint.index.entries)
-    band = min(_BAND, (budget - fixed) // Pump.memory(1, threads))
+    if dtype is not None and dtype not in get_args(CastDtype):
+        raise UsageError(f"{dtype} is no type to cast to; use one of {', '.join(get_args(CastDtype))}")
+    types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}
+    if any(needs_torch(source, output_dtype(source, dtype)) for source in types):
+        fixed += _TORCH
+    buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0)
+    band = min(_BAND, (budget - fixed) // buffers)
     if band < _SMALLEST_BAND:
-        needed = fixed + Pump.memory(_SMALLEST_BAND, threads)
+        needed = fixed + buffers * _SMALLEST_BAND
         raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")
-    return threads, band, fixed + Pump.memory(band, threads)
+    return threads, band, fixed + buffers * band
 
 
 def _require_unchanged(checkpoint: Checkpoint) -> None:

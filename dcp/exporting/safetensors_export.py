@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 
 from dcp.checkpoint import Checkpoint
 from dcp.errors import CheckpointError, EnvironmentFault, NotFoundError, StorageError, UsageError
+from dcp.exporting.casts import output_dtype
 from dcp.exporting.certificate import digests
 from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedFile, ExportedTensor
@@ -30,7 +31,12 @@ _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def lay_out(
-    checkpoint: Checkpoint, chosen: Iterable[Selected], *, name: str, max_shard_size: int
+    checkpoint: Checkpoint,
+    chosen: Iterable[Selected],
+    *,
+    name: str,
+    max_shard_size: int,
+    dtype: str | None = None,
 ) -> tuple[list[Shard], list[Finding]]:
     """What goes into which file, and what safetensors cannot hold.
 
@@ -41,8 +47,8 @@ def lay_out(
     left_out: list[Finding] = []
     for item in chosen:
         entry = item.entry
-        if isinstance(entry, TensorEntry) and holds(entry.dtype):
-            tensors.append(OutTensor(entry, item.key))
+        if isinstance(entry, TensorEntry) and holds(goes_out := output_dtype(entry.dtype, dtype)):
+            tensors.append(OutTensor(entry, item.key, goes_out))
             continue
         what = f"is {entry.dtype}" if isinstance(entry, TensorEntry) else "is not a tensor"
         left_out.append(
@@ -154,9 +160,9 @@ class SafetensorsExport:
         total = content_of(self._order)
         sink.write(shard.header)
         for tensor in shard.tensors:
-            for filled in self._stream.pieces(tensor):
-                sink.write(filled.view)
-                self._done += len(filled.view)
+            for view, _ in self._stream.pieces(tensor):
+                sink.write(view)
+                self._done += len(view)
                 if progress is not None:
                     progress(self._done, total)
 
@@ -172,11 +178,11 @@ class SafetensorsExport:
         """Open a finished file again: its size, its header, and every tensor's digest."""
         info = store.info(shard.name)
         stored, _ = read_header(store, info)
-        wanted = {tensor.name: self.tensors[tensor.name] for tensor in shard.tensors}
+        wanted = {tensor.name: self.tensors[tensor.name].digest for tensor in shard.tensors}
         if (
             info.size != shard.size
             or stored != shard.stored()
-            or digests(store, shard.name, stored) != wanted
+            or {key: found.digest for key, found in digests(store, shard.name, stored).items()} != wanted
         ):
             raise EnvironmentFault(
                 f"{store.url}/{shard.name} does not hold what was written to it; suspect the store or disk"

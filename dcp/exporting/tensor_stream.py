@@ -12,7 +12,8 @@ from math import prod
 
 from dcp.dtypes import ITEMSIZE
 from dcp.exporting.bands import Band, bands
-from dcp.exporting.pump import Filled, Pump
+from dcp.exporting.casts import cast
+from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedTensor
 from dcp.index import TensorEntry
 
@@ -27,11 +28,8 @@ class OutTensor:
     entry: TensorEntry
     name: str
     """Dotted name in the output."""
-
-    @property
-    def dtype(self) -> str:
-        """Element type in the output, by torch's name."""
-        return self.entry.dtype
+    dtype: str
+    """Element type in the output, by torch's name."""
 
     @property
     def nbytes(self) -> int:
@@ -56,8 +54,10 @@ class TensorStream:
             for band in bands(tensor.entry, self.pump.band_bytes):
                 yield tensor.entry, band
 
-    def pieces(self, tensor: OutTensor) -> Iterator[Filled]:
-        """The next tensor's bytes; each piece is valid until the next one is taken.
+    def pieces(self, tensor: OutTensor) -> Iterator[tuple[memoryview, int | None]]:
+        """The next tensor's bytes as they go out, with their CRC-32 where it is known.
+
+        Each piece is valid until the next one is taken.
 
         Raises:
             CheckpointError: a chunk is damaged.
@@ -66,16 +66,25 @@ class TensorStream:
         import xxhash
 
         digest = xxhash.xxh3_128()
+        source = tensor.entry.dtype
         left = tensor.entry.nbytes
         while left:
             filled = next(self._filled)
             for fault in filled.faults:
                 raise fault
-            digest.update(filled.view)
-            yield filled
             left -= filled.band.nbytes
+            if source == tensor.dtype:
+                digest.update(filled.view)
+                yield filled.view, filled.crc32
+            else:
+                view = cast(filled.view, source, tensor.dtype)
+                digest.update(view)
+                yield view, None
         self.tensors[tensor.name] = ExportedTensor(
-            shape=list(tensor.entry.shape), dtype=tensor.dtype, digest=digest_text(digest.hexdigest())
+            shape=list(tensor.entry.shape),
+            dtype=tensor.dtype,
+            digest=digest_text(digest.hexdigest()),
+            cast_from=source if source != tensor.dtype else None,
         )
 
     def finish(self) -> None:

@@ -14,6 +14,7 @@ from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
+from dcp.exporting.casts import output_dtype
 from dcp.exporting.pump import Pump
 from dcp.exporting.selection import Selected
 from dcp.exporting.state import Storage, StorageRef, TensorSpec, TorchState, build_state
@@ -58,12 +59,15 @@ class TorchExport:
         return sum(storage.nbytes for _, storage in self.state.storages)
 
 
-def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: bool) -> TorchExport:
+def prepare(
+    checkpoint: Checkpoint, chosen: list[Selected], *, dtype: str | None = None, allow_pickle: bool
+) -> TorchExport:
     """Read the objects, judge them, and lay out the file.
 
     Args:
         checkpoint: where they are.
         chosen: what goes out, and under which path.
+        dtype: what floating tensors are cast to.
         allow_pickle: keep objects whose classes are on no list.
 
     Raises:
@@ -78,8 +82,9 @@ def prepare(checkpoint: Checkpoint, chosen: list[Selected], *, allow_pickle: boo
     for item in chosen:
         entry = item.entry
         if isinstance(entry, TensorEntry):
-            spec = TensorSpec.contiguous(entry.dtype, entry.shape)
-            sources[spec.storage] = OutTensor(entry, item.key)
+            tensor = OutTensor(entry, item.key, output_dtype(entry.dtype, dtype))
+            spec = TensorSpec.contiguous(tensor.dtype, entry.shape)
+            sources[spec.storage] = tensor
             values.append((item, spec))
             continue
         archive = archives[entry.key]
@@ -229,9 +234,9 @@ class Stream:
                 writer.write_storage(key, data)
                 done += storage.nbytes
                 continue
-            for filled in self._stream.pieces(source):
-                writer.write_storage(key, filled.view, filled.crc32)
-                done += len(filled.view)
+            for view, crc32 in self._stream.pieces(source):
+                writer.write_storage(key, view, crc32)
+                done += len(view)
                 if progress is not None:
                     progress(done, total)
         self._stream.finish()

@@ -180,6 +180,10 @@ def export(
     strip_prefix: Annotated[
         str | None, typer.Option("--strip-prefix", metavar="P", help="Take P off the front of every key.")
     ] = None,
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32", "float64"] | None,
+        typer.Option("--dtype", help="Cast floating tensors to this type; rounded as torch rounds."),
+    ] = None,
     max_shard_size: Annotated[
         int,
         typer.Option(
@@ -222,6 +226,7 @@ def export(
             exclude=excluded,
             rename=renames,
             strip_prefix=strip_prefix,
+            dtype=dtype,
             max_shard_size=max_shard_size,
             memory_budget=memory_budget,
         )
@@ -236,6 +241,7 @@ def export(
             exclude=excluded,
             rename=renames,
             strip_prefix=strip_prefix,
+            dtype=dtype,
             max_shard_size=max_shard_size,
             memory_budget=memory_budget,
             allow_pickle=allow_pickle,

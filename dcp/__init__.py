@@ -27,7 +27,6 @@ _HOME = {
     "pad": "dcp.load.transforms",
     "BucketWriter": "dcp.save",
     "CheckedSavePlanner": "dcp.save",
-    "CheckedSavePlanner": "dcp.save",
 }
 
 __all__ = ["errors", *_HOME]

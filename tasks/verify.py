@@ -1,17 +1,22 @@
 """`verify`: is a published step still what its manifest says, byte for byte?
 
-Every file is streamed once through SHA-256 and CRC-32C in bounded memory. A manifest that names files
-outside its own directory is refused before anything is read.
+Every file is streamed once through SHA-256 and CRC-32C in bounded memory. With ``deep`` every tensor is
+digested from the finished files too, and compared with what was computed from the checkpoint when it was
+exported. A manifest that names files outside its own directory is refused before anything is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from pydantic import Field
+
 from dcp.errors import CheckpointError, NotFoundError
+from dcp.exporting.certificate import certify_object
+from dcp.exporting.report import ExportedTensor
 from dcp.findings import Report
 from dcp.storage import ByteRange, ObjectInfo, Store, fetch, is_safe_name, open_store
 from tasks.manifest import MANIFEST, Manifest, PublishedFile, read_manifest
@@ -32,6 +37,14 @@ class FileCheck(Report):
     message: str = ""
 
 
+class TensorCheck(Report):
+    """A tensor of an artifact that is not what the manifest says."""
+
+    artifact: str
+    name: str
+    message: str
+
+
 class VerifyReport(Report):
     """The verdict on a published directory. ``published`` is False where there is no manifest."""
 
@@ -42,6 +55,9 @@ class VerifyReport(Report):
     step: str | None = None
     fingerprint: str | None = None
     files: list[FileCheck]
+    tensors: int | None = None
+    """How many tensors were compared; None where that was not asked for."""
+    wrong_tensors: list[TensorCheck] = Field(default_factory=list)
     message: str
     bytes: int = 0
     """Bytes read and hashed."""
@@ -50,12 +66,17 @@ class VerifyReport(Report):
 
 @boundary
 def verify(
-    published_url: str, *, progress: Callable[[int, int], None] | None = None, **options: Any
+    published_url: str,
+    *,
+    deep: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
 ) -> VerifyReport:
     """Hash every file of a published directory and compare with its manifest.
 
     Args:
         published_url: the directory, or its ``manifest.json``.
+        deep: compare every tensor's digest as well.
         progress: told bytes done and bytes in all.
         options: passed to the filesystem.
 
@@ -77,18 +98,27 @@ def verify(
         )
     checks = _compare(store, manifest, objects, progress)
     wrong = [check for check in checks if check.problem]
+    wrong_tensors = list(_wrong_tensors(store, manifest, checks)) if deep else []
+    tensors = sum(len(artifact.tensors) for artifact in manifest.artifacts)
+    verdict = (
+        f"{len(wrong)} of {len(checks)} files are wrong" if wrong else f"all {len(checks)} files are right"
+    )
+    if deep and tensors:
+        verdict += f", {len(wrong_tensors) or 'none'} of {tensors} tensors wrong"
+    elif deep:
+        verdict += ", and the manifest has no digests of tensors"
     hashed = sum(c.size for c in checks if c.problem in (None, "sha256", "crc32c"))
     return VerifyReport(
         url=store.url,
         published=True,
-        ok=not wrong,
+        ok=not wrong and not wrong_tensors,
         run=manifest.run,
         step=manifest.step,
         fingerprint=manifest.fingerprint,
         files=checks,
-        message=f"{len(wrong)} of {len(checks)} files are wrong"
-        if wrong
-        else f"all {len(checks)} files are right",
+        tensors=tensors if deep else None,
+        wrong_tensors=wrong_tensors,
+        message=verdict,
         bytes=hashed,
         seconds=round(time.perf_counter() - started, 6),
     )
@@ -118,6 +148,31 @@ def _compare(
                 FileCheck(name=name, size=info.size, problem="extra", message="the manifest does not list it")
             )
     return checks
+
+
+def _wrong_tensors(store: Store, manifest: Manifest, checks: list[FileCheck]) -> Iterator[TensorCheck]:
+    """Tensors that the files do not hold, or hold differently."""
+    readable = {check.name for check in checks if check.problem in (None, "sha256", "crc32c")}
+    for artifact in manifest.artifacts:
+        found: dict[str, ExportedTensor] = {}
+        why = ""
+        for file in artifact.files:
+            if artifact.tensors and file.name in readable and not file.name.endswith(".json"):
+                try:
+                    found |= certify_object(store, file.name)
+                except CheckpointError as error:
+                    why = f" ({error})"
+        for name, wanted in artifact.tensors.items():
+            actual = found.get(name)
+            if actual is None:
+                message = f"the files do not hold it{why}"
+            elif (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
+                message = f"{actual.dtype} {actual.shape}, expected {wanted.dtype} {wanted.shape}"
+            elif actual.digest != wanted.digest:
+                message = f"its digest is {actual.digest}, expected {wanted.digest}"
+            else:
+                continue
+            yield TensorCheck(artifact=artifact.name, name=name, message=message)
 
 
 def _check(

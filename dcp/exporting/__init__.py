@@ -14,7 +14,8 @@
 - `certificate`: the digests of a finished file's tensors.
 """
 
+from dcp.exporting.certificate import certify
 from dcp.exporting.report import ExportPlan, ExportReport
 from dcp.exporting.run import export, plan_export
 
-__all__ = ["ExportPlan", "ExportReport", "export", "plan_export"]
+__all__ = ["ExportPlan", "ExportReport", "certify", "export", "plan_export"]

@@ -111,20 +111,26 @@ def verify(
     url: Annotated[
         str, typer.Argument(metavar="PUBLISHED_URL", help="A published directory, or its manifest.json.")
     ],
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Compare every tensor too with what was read from the checkpoint."),
+    ] = False,
 ) -> int:
     """Hash a published step again, against its manifest.
 
-    Exit code 1 where a file is missing, changed or not in the manifest, or where there is no manifest.
+    Exit code 1 where a file is missing, changed or not in the manifest, or where there is no manifest. With
+    --deep also where a tensor in the finished files is not the one that the checkpoint held.
 
     \b
-    Example:
+    Examples:
       ckpt verify gs://bucket/published/run/step_12000/1a2b3c4d
+      ckpt verify gs://bucket/published/run/step_12000/1a2b3c4d --deep
     """
     from flows.cli.published_views import show_verification
     from tasks.verify import verify as verify_published
 
     with out.progress("verify") as progress:
-        report = verify_published(url, progress=progress)
+        report = verify_published(url, deep=deep, progress=progress)
     errors = [] if report.ok else [f"{report.url}: {report.message}"]
     out.report(report, lambda: show_verification(out, report), errors=errors)
     return FINE if report.ok else FAULTY

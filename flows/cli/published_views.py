@@ -59,3 +59,9 @@ def show_verification(out: Output, report: VerifyReport) -> None:
             ),
             right=["SIZE"],
         )
+    if report.wrong_tensors:
+        out.line()
+        out.table(
+            ["TENSOR", "ARTIFACT", "PROBLEM"],
+            ([name(t.name), name(t.artifact), (name(t.message), "bad")] for t in report.wrong_tensors),
+        )

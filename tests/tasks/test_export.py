@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from dcp.storage import open_store
 from tasks.export import ExportRequest, artifacts_stand, export_step
+from tasks.manifest import MANIFEST, read_manifest
+from tasks.verify import verify
 from tests.support.train import SavedCheckpoint
+from tests.tasks.test_aliases import manifest
+from tests.tasks.test_verify import listed
 
 
 def test_safetensors_are_exported_and_published_like_any_file(
@@ -27,3 +34,54 @@ def test_safetensors_are_exported_and_published_like_any_file(
     assert {file.name.partition("/")[0] for file in artifact.files} == {"hf"}
     assert artifact.options["max_shard_size"] == 100_000
     assert artifact.tensors.keys() == {k for k in fsdp2_checkpoint.expected() if k.startswith("model.")}
+
+
+def published(step: SavedCheckpoint, place: Path, **changes: Any) -> str:
+    """A published directory with a `torch.save` file and safetensors of a step."""
+    requests = [
+        ExportRequest(**changes),
+        ExportRequest(format="safetensors", name="hf", max_shard_size=100_000, **changes),
+    ]
+    exported = export_step(
+        str(step.path), str(place), parts=(), requests=requests, options={}, publish_options={}
+    )
+    files = [file for artifact in exported.artifacts for file in artifact.files]
+    made = manifest(1).model_copy(update={"files": files, "artifacts": exported.artifacts})
+    open_store(str(place)).replace(MANIFEST, made.model_dump_json().encode())
+    return str(place)
+
+
+def test_tensors_of_published_files_are_those_of_the_checkpoint(
+    fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path
+) -> None:
+    for number, changes in enumerate([{}, {"dtype": "bfloat16"}]):
+        report = verify(published(fsdp2_checkpoint, tmp_path / str(number), **changes), deep=True)
+        assert (report.ok, report.wrong_tensors) == (True, [])
+        assert report.tensors == 2 * sum(
+            isinstance(value, torch.Tensor) for value in fsdp2_checkpoint.expected().values()
+        )
+    assert verify(str(tmp_path / "0")).tensors is None
+
+
+def test_a_tensor_that_is_not_the_checkpoints_is_named(
+    fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path
+) -> None:
+    """Even where files and their hashes in the manifest were changed together."""
+    store = open_store(published(fsdp2_checkpoint, tmp_path / "p"))
+    file = tmp_path / "p" / "checkpoint.pt"
+    value = torch.load(file, weights_only=True)
+    value["model"]["emb.weight"][3] += 1
+    del value["model"]["head.weight"]
+    torch.save(value, file)
+    data = file.read_bytes()
+    old = read_manifest(store)
+    assert old is not None
+    listing = [listed(f.name, data) if f.name == "checkpoint.pt" else f for f in old.files]
+    store.replace(MANIFEST, old.model_copy(update={"files": listing}).model_dump_json().encode())
+    assert verify(store.url).ok
+    report = verify(store.url, deep=True)
+    assert not report.ok
+    assert {(t.artifact, t.name, t.message.split(" ")[0]) for t in report.wrong_tensors} == {
+        ("checkpoint.pt", "model.emb.weight", "its"),
+        ("checkpoint.pt", "model.head.weight", "the"),
+    }

@@ -6,7 +6,13 @@ a person sees; `failures` turns exceptions into a message, advice and an exit co
 what they need, so that ``ckpt --help`` stays fast and inspecting loads neither torch nor prefect.
 """
 
-from flows.cli import checkpoint_commands, comparison_commands, lifecycle_commands, published_commands
+from flows.cli import (
+    checkpoint_commands,
+    comparison_commands,
+    import_commands,
+    lifecycle_commands,
+    published_commands,
+)
 from flows.cli.demo_command import demo
 from flows.cli.entry import main
 
@@ -14,6 +20,7 @@ __all__ = [
     "checkpoint_commands",
     "comparison_commands",
     "demo",
+    "import_commands",
     "lifecycle_commands",
     "main",
     "published_commands",

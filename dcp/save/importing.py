@@ -1,0 +1,236 @@
+"""`import_torch_save`: a `torch.save` file to a checkpoint, as if N ranks had saved it.
+
+Every tensor is cut along dimension 0 as DTensor shards it; scalars and objects are rank 0's. The bytes
+go from the mapped file into records of torch's own format, so memory does not grow with the file, and the
+index is written last, as `BucketWriter` does it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from dcp.boxes import Box
+from dcp.dtypes import ITEMSIZE
+from dcp.exporting.state import TensorSpec, build_state
+from dcp.exporting.torch_file import TorchFileWriter
+from dcp.findings import Report
+from dcp.layout import Layout
+from dcp.pickles.tensors import TensorNode
+from dcp.pickles.writer import write
+from dcp.save.files import Stream
+from dcp.save.shared import require_distinct
+from dcp.save.torch_source import Leaf, TorchSource
+from dcp.save.writer import BucketWriter
+from dcp.storage import Store, open_store
+
+Progress = Callable[[int, int], None]
+"""Told of the bytes written so far and of all."""
+_REMOTE_THREADS = 4
+
+
+class ImportedFile(Report):
+    """One data file, ``size`` in bytes."""
+
+    name: str
+    size: int
+
+
+class ImportReport(Report):
+    """What was imported.
+
+    Attributes:
+        source: the `torch.save` file.
+        checkpoint: where the checkpoint is.
+        ranks: ranks it is sharded for.
+        keys: how many there are; ``tensors`` of them are tensors.
+        chunks: pieces of tensors.
+        dropped: keys of empty dicts, for which a checkpoint has no place.
+        bytes_written: of the data files.
+    """
+
+    source: str
+    checkpoint: str
+    ok: bool
+    ranks: int
+    keys: int
+    tensors: int
+    chunks: int
+    dropped: list[str]
+    files: list[ImportedFile]
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One record to be written."""
+
+    index: MetadataIndex
+    leaf: Leaf
+    box: Box | None
+    """Rows of the tensor; None for an object."""
+
+
+def import_torch_save(
+    path: str,
+    url: str,
+    ranks: int = 1,
+    *,
+    allow_pickle: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ImportReport:
+    """Write what a `torch.save` file holds as a checkpoint that N ranks could have saved.
+
+    Args:
+        path: a local file that holds a dict.
+        url: where the checkpoint shall be.
+        ranks: 1 to 1024; tensors are sharded along dimension 0.
+        allow_pickle: also take objects of classes that are not known to be harmless. None is ever run here.
+        overwrite: replace a committed checkpoint.
+        progress: told of the bytes done and of all.
+        options: passed to the fsspec filesystem.
+
+    Raises:
+        UsageError: ``ranks`` is out of range, or the file holds no dict, or two values have one key.
+        CheckpointError: the file is damaged or asks for a class that is not taken.
+        AlreadyExistsError: a committed checkpoint is there.
+        StorageError: storage failed; no checkpoint can be seen then.
+    """
+    started = time.perf_counter()
+    layout = Layout(fsdp=ranks)
+    writer = BucketWriter(url, overwrite, **options)
+    with TorchSource(path, allow_pickle=allow_pickle) as source:
+        require_distinct(leaf.path for leaf in source.leaves)
+        source.check()
+        metadata, items = _plan(source.leaves, layout)
+        writer.prepare_global_plan([])
+        copy = _Copy(source, open_store(url, **options), _total(source.leaves), progress)
+        held = {f"__{rank}_0.distcp": mine for rank, mine in enumerate(items) if mine}
+        threads = _REMOTE_THREADS if "://" in writer.url else 1
+        with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
+            results = list(pool.map(copy.file, held, held.values()))
+        writer.finish(metadata, results)
+        dropped = source.dropped
+    files = [
+        ImportedFile(name=name, size=sum(result.size_in_bytes for result in written))
+        for name, written in zip(held, results, strict=True)
+    ]
+    tensors = [m for m in metadata.state_dict_metadata.values() if isinstance(m, TensorStorageMetadata)]
+    return ImportReport(
+        source=path,
+        checkpoint=writer.url,
+        ok=True,
+        ranks=ranks,
+        keys=len(metadata.state_dict_metadata),
+        tensors=len(tensors),
+        chunks=sum(len(tensor.chunks) for tensor in tensors),
+        dropped=dropped,
+        files=files,
+        bytes_written=sum(file.size for file in files),
+        seconds=round(time.perf_counter() - started, 3),
+    )
+
+
+def _plan(leaves: Iterable[Leaf], layout: Layout) -> tuple[Metadata, list[list[_Item]]]:
+    """The index but for the records, and what each rank writes: objects first."""
+    described: dict[str, Any] = {}
+    objects: list[_Item] = []
+    items: list[list[_Item]] = [[] for _ in range(layout.ranks)]
+    for leaf in leaves:
+        if leaf.tensor is None:
+            described[leaf.key] = BytesStorageMetadata()
+            objects.append(_Item(MetadataIndex(leaf.key), leaf, None))
+            continue
+        chunks: list[ChunkStorageMetadata] = []
+        for rank, box in _shards(leaf.tensor, layout):
+            offsets = torch.Size(box.offsets)
+            index = MetadataIndex(leaf.key, offsets, len(chunks))
+            chunks.append(ChunkStorageMetadata(offsets, torch.Size(box.sizes)))
+            items[rank].append(_Item(index, leaf, box))
+        described[leaf.key] = TensorStorageMetadata(
+            _properties(leaf.tensor), torch.Size(leaf.tensor.shape), chunks
+        )
+    items[0] = objects + items[0]
+    return Metadata(described, planner_data={leaf.key: leaf.path for leaf in leaves}), items
+
+
+def _shards(tensor: TensorNode, layout: Layout) -> Iterator[tuple[int, Box]]:
+    """Rank and rows. What several ranks hold, be it nothing, is the first one's, as torch saves it."""
+    seen = set()
+    for rank, box in enumerate(layout.boxes(tensor.shape)):
+        if box.offsets not in seen:
+            seen.add(box.offsets)
+            yield rank, box
+
+
+def _properties(tensor: TensorNode) -> TensorProperties:
+    return TensorProperties(dtype=getattr(torch, tensor.dtype), requires_grad=tensor.requires_grad)
+
+
+def _total(leaves: Iterable[Leaf]) -> int:
+    tensors = [leaf.tensor for leaf in leaves if leaf.tensor is not None]
+    return sum(Box(t.shape, t.shape).volume * ITEMSIZE[t.dtype] for t in tensors)
+
+
+class _Copy:
+    """Writes data files out of the mapped one."""
+
+    def __init__(self, source: TorchSource, store: Store, total: int, progress: Progress | None) -> None:
+        self.source = source
+        self.store = store
+        self.total = total
+        self.done = 0
+        self.progress = progress
+
+    def file(self, name: str, items: Iterable[_Item]) -> list[WriteResult]:
+        results = []
+        with self.store.writer(name) as sink:
+            stream = Stream(sink)
+            for item in items:
+                start = stream.position
+                if item.leaf.tensor is not None and item.box is not None:
+                    self._tensor(stream, item.leaf.tensor, item.box)
+                else:
+                    _object(stream, item.leaf, self.source.storages(item.leaf.value))
+                length = stream.position - start
+                where = _StorageInfo(name, start, length)
+                results.append(WriteResult(index=item.index, size_in_bytes=length, storage_data=where))
+            stream.drain()
+        return results
+
+    def _tensor(self, stream: Stream, tensor: TensorNode, box: Box) -> None:
+        built = build_state(TensorSpec.contiguous(tensor.dtype, box.sizes))
+        record = TorchFileWriter(stream, built.pickle, built.sizes)
+        [(key, _)] = built.sizes
+        for piece in self.source.elements(tensor, box):
+            record.write_storage(key, piece)
+            self.done += len(piece)
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+        record.finish()
+
+
+def _object(stream: Stream, leaf: Leaf, storages: Mapping[str, memoryview]) -> None:
+    sizes = [(key, len(content)) for key, content in storages.items()]
+    record = TorchFileWriter(stream, write(leaf.value), sizes)
+    for key, content in storages.items():
+        record.write_storage(key, content)
+    record.finish()

@@ -1,0 +1,266 @@
+"""A `torch.save` file on local disk, as the flat values that a checkpoint would hold. Nothing in it is run.
+
+The file is mapped, not read: a tensor's bytes are looked at when they are taken. Its pickle is read as
+inert values, and the nested state is flattened as torch flattens it: dicts always, lists only where a
+tensor or a dict is in them.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import TracebackType
+from typing import BinaryIO
+
+from isal import isal_zlib
+
+from dcp.archive import PICKLE
+from dcp.boxes import Box
+from dcp.dtypes import ITEMSIZE
+from dcp.errors import RecordError, UsageError
+from dcp.pickles.graph import walk
+from dcp.pickles.nodes import Call, PersistentRef, Value
+from dcp.pickles.reader import read
+from dcp.pickles.scan import Verdict, judge, scan
+from dcp.pickles.tensors import TensorNode, is_tensor, storage_of, tensor_of
+from dcp.records import in_c_order
+from dcp.save.shared import Path
+from dcp.storage.faults import calling
+from dcp.zip_entries import Entry, all_entries, is_zip
+
+BLOCK = 8 << 20
+"""Bytes taken at a time, and copied where the elements do not stand in C order."""
+MOST_EXPANDED = 1 << 30
+"""Bytes that a tensor may have beyond its storage, of whose elements some then stand for several."""
+_PICKLE_LIMIT = 1 << 30
+_MAPPINGS = ("collections.OrderedDict", "collections.defaultdict")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of the flattened state."""
+
+    key: str
+    path: Path
+    """Names, and positions in lists."""
+    value: Value
+    """Plain value or node."""
+    tensor: TensorNode | None
+    """What ``value`` is, if it is a tensor over a storage."""
+
+
+class TorchSource:
+    """An open file. Use as a context manager.
+
+    Attributes:
+        size: bytes of the file.
+        leaves: its values, in the order of the state.
+        dropped: keys of empty dicts, for which a checkpoint has no place.
+    """
+
+    def __init__(self, path: str, *, allow_pickle: bool = False) -> None:
+        """
+        Args:
+            path: a local file.
+            allow_pickle: take classes that are not known to be harmless too. They are copied, never run.
+
+        Raises:
+            UsageError: the path is a URL, or the file holds no dict.
+            StorageError: the file cannot be read.
+            CheckpointError: it is no `torch.save` file, is damaged, or holds a pickle that is not taken.
+        """
+        if "://" in path:
+            raise UsageError(f"{path} is not a local file: download it first, it is mapped into memory")
+        with calling(path, _open, path) as file:
+            if not is_zip(file.read(4)):
+                raise RecordError(
+                    f"{path} is not what torch.save has written since torch 1.6; load it and save it again",
+                    file=path,
+                )
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._data = memoryview(self._map)
+        try:
+            self.size = len(self._data)
+            self._entries = all_entries(self._data)
+            state = self._state(path, allow_pickle)
+            self.dropped: list[str] = []
+            self.leaves = tuple(self._flattened(path, state))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> TorchSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap the file."""
+        # Views that an error's traceback still holds keep the map alive until they are gone.
+        with suppress(BufferError):
+            self._data.release()
+            self._map.close()
+
+    def check(self) -> None:
+        """Hold every storage against the CRC in the file.
+
+        Raises:
+            RecordError: ``records.corrupt``; one differs.
+        """
+        if not any(entry.crc32 for entry in self._entries.values()):
+            return
+        for name, entry in self._entries.items():
+            crc = 0
+            content = self._content(entry)
+            for start in range(0, len(content), BLOCK):
+                crc = isal_zlib.crc32(content[start : start + BLOCK], crc)
+            if crc != entry.crc32:
+                raise RecordError(
+                    f"the CRC of entry {name} is {crc:08x}, recorded is {entry.crc32:08x}",
+                    code="records.corrupt",
+                    entry=name,
+                )
+
+    def storages(self, value: Value) -> dict[str, memoryview]:
+        """Key and bytes of each storage that a value refers to."""
+        found = {}
+        for node in walk(value):
+            if isinstance(node, PersistentRef):
+                storage = storage_of(node.pid)
+                found[storage.key] = self._storage(storage.key, storage.nbytes)
+        return found
+
+    def elements(self, tensor: TensorNode, box: Box) -> Iterator[bytes | memoryview]:
+        """Bytes in C order of some rows of a tensor, in pieces. ``box`` is whole in all dimensions but 0."""
+        item = ITEMSIZE[tensor.dtype]
+        storage = self._storage(tensor.storage.key, tensor.storage.nbytes)
+        nbytes = box.volume * item
+        if not nbytes:
+            return
+        row = nbytes // box.sizes[0] if box.sizes else nbytes
+        first = box.offsets[0] if box.sizes else 0
+        if tensor.contiguous and not tensor.conj and not tensor.neg:
+            start = tensor.offset * item + first * row
+            for at in range(start, start + nbytes, BLOCK):
+                yield storage[at : min(at + BLOCK, start + nbytes)]
+            return
+        if not box.sizes:
+            yield in_c_order(storage, tensor)
+            return
+        step = max(1, BLOCK // row)
+        last = first + box.sizes[0]
+        for low in range(first, last, step):
+            rows = min(step, last - low)
+            offset = tensor.offset + low * tensor.strides[0]
+            yield in_c_order(storage, _part(tensor, offset, (rows, *tensor.shape[1:])))
+
+    def _content(self, entry: Entry) -> memoryview:
+        return self._data[entry.start : entry.start + (entry.size or 0)]
+
+    def _storage(self, key: str, nbytes: int) -> memoryview:
+        entry = self._entries.get(f"data/{key}")
+        if entry is None or entry.size is None or entry.size < nbytes:
+            raise RecordError(f"the file has not all {nbytes} bytes of storage {key}", code="records.corrupt")
+        return self._content(entry)[:nbytes]
+
+    def _state(self, path: str, allow_pickle: bool) -> Value:
+        entry = self._entries.get(PICKLE)
+        if entry is None or entry.size is None or entry.size > _PICKLE_LIMIT:
+            raise RecordError(f"{path} holds no {PICKLE}, or one beyond all measure", file=path)
+        order = self._entries.get("byteorder")
+        if order is not None and bytes(self._content(order)) != b"little":
+            raise RecordError(f"{path} was written on a big-endian machine", file=path)
+        pickle = bytes(self._content(entry))
+        found = judge(scan(pickle))
+        if found.error is not None:
+            raise found.error
+        if found.verdict is not Verdict.ALLOWED and not allow_pickle:
+            names = ", ".join((*found.reaching, *found.unknown)[:5])
+            raise RecordError(
+                f"{path} asks for {names}, which torch.load would refuse or run; if its origin is certain, "
+                "take it with --allow-pickle (allow_pickle=True)",
+                code="records.unsafe",
+                file=path,
+                globals=[*found.reaching, *found.unknown],
+            )
+        return read(pickle)
+
+    def _flattened(self, path: str, state: Value) -> Iterator[Leaf]:
+        pairs = mapping_of(state)
+        if pairs is None:
+            raise UsageError(f"{path} does not hold a dict, so its values have no keys: save a dict of it")
+        for key, value in pairs:
+            yield from self._leaves((_name(key),), value)
+
+    def _leaves(self, path: Path, value: Value) -> Iterator[Leaf]:
+        pairs = mapping_of(value)
+        if pairs is not None:
+            if not pairs:
+                self.dropped.append(".".join(map(str, path)))
+            for key, item in pairs:
+                yield from self._leaves((*path, _name(key)), item)
+        elif isinstance(value, list) and not _is_terminal(value):
+            for number, item in enumerate(value):
+                yield from self._leaves((*path, number), item)
+        else:
+            key = ".".join(map(str, path))
+            yield Leaf(key, path, value, self._tensor(key, value))
+
+    def _tensor(self, key: str, value: Value) -> TensorNode | None:
+        if not is_tensor(value):
+            return None
+        tensor = tensor_of(value)
+        item = ITEMSIZE[tensor.dtype]
+        if tensor.extent * item > tensor.storage.nbytes:
+            raise RecordError(f"{key} reaches beyond its storage", code="records.corrupt", key=key)
+        self._storage(tensor.storage.key, tensor.storage.nbytes)
+        # A few bytes with strides of 0 can stand for any number of elements.
+        nbytes = Box(tensor.shape, tensor.shape).volume * item
+        if nbytes > max(tensor.storage.nbytes, MOST_EXPANDED):
+            raise RecordError(
+                f"{key} would be {nbytes} bytes, expanded from {tensor.storage.nbytes}: save a part of it",
+                code="metadata.unsupported",
+                key=key,
+            )
+        return tensor
+
+
+def _open(path: str) -> BinaryIO:
+    return FilePath(path).expanduser().open("rb")
+
+
+def mapping_of(value: Value) -> list[tuple[Value, Value]] | None:
+    """The items of any dict that torch flattens, a key set twice being one of them; None if it is no dict."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, Call) and any(value.calls(name) for name in _MAPPINGS):
+        return list(dict(value.pairs).items())
+    return None
+
+
+def _is_terminal(value: list[Value]) -> bool:
+    """Whether torch saves a list as one object."""
+    for entry in value:
+        if mapping_of(entry) is not None or is_tensor(entry):
+            return False
+        if isinstance(entry, list) and not _is_terminal(entry):
+            return False
+    return True
+
+
+def _name(key: Value) -> str:
+    if not isinstance(key, str | int | float | bool | None):
+        raise UsageError(f"a dict in the file has a key of type {type(key).__name__}, which is no name")
+    return str(key)
+
+
+def _part(tensor: TensorNode, offset: int, shape: tuple[int, ...]) -> TensorNode:
+    return TensorNode(
+        tensor.storage, tensor.dtype, offset, shape, tensor.strides, conj=tensor.conj, neg=tensor.neg
+    )

@@ -27,6 +27,7 @@ _HOME = {
     "pad": "dcp.load.transforms",
     "BucketWriter": "dcp.save",
     "CheckedSavePlanner": "dcp.save",
+    "import_torch_save": "dcp.save",
 }
 
 __all__ = ["errors", *_HOME]

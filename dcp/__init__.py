@@ -17,6 +17,7 @@ _HOME = {
     "test_load": "dcp.load",
     "export": "dcp.exporting",
     "plan_export": "dcp.exporting",
+    "forecast": "dcp.load.forecast",
     "BucketReader": "dcp.load",
     "StrictLoadPlanner": "dcp.load.planners",
     "PartialLoadPlanner": "dcp.load.planners",

@@ -121,7 +121,9 @@ class Pull:
 
     def locate(self, needs: Iterable[Need]) -> None:
         """Read the heads of records in parallel where `groups` would otherwise stop for each of them."""
-        wanted = [need for need in needs if isinstance(need, ChunkNeed) and not self._is_read_whole(need)]
+        chunks = (need for need in needs if isinstance(need, ChunkNeed) and not self._is_read_whole(need))
+        # Several pieces of one chunk would otherwise all read its head, each in a thread of its own.
+        wanted = {need.place: need for need in chunks}.values()
         with ThreadPoolExecutor(self._threads, thread_name_prefix="locate") as pool:
             for _ in pool.map(self._locate, wanted):
                 pass

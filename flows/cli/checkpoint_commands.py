@@ -125,6 +125,10 @@ def load_as_others(
         typer.Option("--engine", help="All ranks in this process, or a real process a rank."),
     ] = "simulated",
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="Load nothing: say what 1 to 1024 ranks, or the layouts, would read."),
+    ] = False,
 ) -> int:
     """Load a checkpoint as other numbers of ranks would.
 
@@ -132,10 +136,20 @@ def load_as_others(
     process of its own, which takes memory for the whole model. Nothing may remain of what stood in the
     targets before, and every tensor must equal what the index's chunks hold.
 
+    With --plan only the index is read, and what loads would read is worked out from it.
+
     \b
-    Example:
+    Examples:
       ckpt test-load gs://bucket/run/step_12000 --layout fsdp=8 --layout fsdp=4,tp=2
+      ckpt test-load gs://bucket/run/step_12000 --plan
     """
+    if plan:
+        from dcp.load.forecast import forecast
+        from flows.cli.forecast_views import show_forecast
+
+        planned = forecast(url, layouts=layout)
+        out.report(planned, lambda: show_forecast(out, planned))
+        return FINE
     from dcp.load import test_load
     from flows.cli.views import show_test_load
 

@@ -46,6 +46,21 @@ def test_test_load_with_real_ranks_agrees(ckpt: Ckpt, whole: Path) -> None:
     assert ckpt("test-load", whole, "--engine", "mpi").code == 2
 
 
+def test_test_load_can_be_planned(ckpt: Ckpt, whole: Path) -> None:
+    said = ckpt("test-load", whole, "--plan", "--json")
+    assert (said.code, said.err) == (0, "")
+    assert [each["ranks"] for each in said.document["layouts"]] == [2**power for power in range(11)]
+    [one] = ckpt("test-load", whole, "--plan", "--json", "--layout", "fsdp=2").document["layouts"]
+    assert one == said.document["layouts"][1]
+    for reader in ("bucket_reader", "torch_reader"):
+        assert set(one[reader]) >= {"bytes", "requests", "amplification", "slowest_rank"}
+    shown = ckpt("test-load", whole, "--plan")
+    assert shown.code == 0
+    assert "fsdp=1024" in shown.out
+    os.truncate(whole / "__1_0.distcp", 2000)
+    assert ckpt("test-load", whole, "--plan").code == 1
+
+
 def test_test_load_of_a_damaged_checkpoint(ckpt: Ckpt, whole: Path) -> None:
     os.truncate(whole / "__1_0.distcp", 2000)
     said = ckpt("test-load", whole, "--json")

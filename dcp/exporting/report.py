@@ -42,8 +42,12 @@ class ExportPlan(Report):
     files: list[PlannedFile]
     memory: int
     """Peak memory of the process, in bytes."""
+    memory_available: int | None = None
+    """Bytes that the machine, or a cgroup's limit, has left for it; None where that cannot be known."""
     disk: int
     """Bytes at the destination while writing and afterwards."""
+    disk_free: int | None = None
+    """Bytes free there; None where that cannot be known, as in a bucket."""
     bytes: int
     """Bytes read from the checkpoint."""
     seconds: float

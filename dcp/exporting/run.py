@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any, get_args
 
 from dcp.checkpoint import Checkpoint, changes, open_checkpoint
@@ -13,6 +12,7 @@ from dcp.checks.files import check_files
 from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
+from dcp.exporting import machine
 from dcp.exporting.casts import needs_torch, output_dtype
 from dcp.exporting.pump import Pump
 from dcp.exporting.report import (
@@ -93,12 +93,12 @@ def export(
         UsageError: a pattern, name or destination makes no sense.
         NotLoadableError: the checkpoint is damaged in what was asked for; carries the findings.
         ChangedError: it changed while it was read; nothing was written.
-        ResourceError: the budget is too small.
+        ResourceError: the budget is too small, or memory or disk will not suffice; nothing was written.
         StorageError: storage failed; nothing was written.
     """
     started = time.perf_counter()
     checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    threads, band_bytes, _ = _memory(checkpoint, chosen, memory_budget, dtype)
+    threads, band_bytes, memory = _memory(checkpoint, chosen, memory_budget, dtype)
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
 
     def finished() -> None:
@@ -107,10 +107,12 @@ def export(
     stream: Stream | SafetensorsExport
     if format == "safetensors":
         shards, findings = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
+        machine.require_room(memory, sum(shard.size for shard in shards), normalise_url(dest))
         stream = SafetensorsExport(checkpoint, shards, band_bytes=band_bytes, threads=threads)
         stream.write(store, finished=finished, progress=progress)
         files = stream.files
     else:
+        machine.require_room(memory, _written(chosen, dtype), normalise_url(dest))
         prepared = prepare(checkpoint, chosen, dtype=dtype, allow_pickle=allow_pickle)
         findings = prepared.findings
         stream = Stream(
@@ -132,7 +134,7 @@ def export(
         bytes_read=stream.pump.bytes_read,
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
-        peak_memory=_peak_memory(),
+        peak_memory=machine.peak_memory(),
         findings=findings,
     )
 
@@ -156,12 +158,7 @@ def plan_export(
     _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype)
     _, name = open_parent(dest, **options)
     size = content_bytes(chosen)
-    written = size + sum(
-        prod(entry.shape) * (ITEMSIZE[output_dtype(entry.dtype, dtype)] - ITEMSIZE[entry.dtype])
-        for entry in (item.entry for item in chosen)
-        if isinstance(entry, TensorEntry)
-    )
-    files = [PlannedFile(name=name, bytes=written)]
+    files = [PlannedFile(name=name, bytes=_written(chosen, dtype))]
     if format == "safetensors":
         shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
         files = [PlannedFile(name=shard.name, bytes=shard.size) for shard in shards]
@@ -173,6 +170,8 @@ def plan_export(
         format=format,
         files=files,
         memory=memory,
+        memory_available=machine.memory_left(),
+        disk_free=machine.disk_left(normalise_url(dest)),
         disk=sum(file.bytes for file in files),
         bytes=size,
         seconds=round(1 + size / (_REMOTE_RATE if remote else _LOCAL_RATE), 1),
@@ -248,18 +247,17 @@ def _memory(
     return threads, band, fixed + buffers * band
 
 
+def _written(chosen: Sequence[Selected], dtype: CastDtype | None) -> int:
+    """Bytes of a `torch.save` file as far as the index tells."""
+    return content_bytes(chosen) + sum(
+        prod(entry.shape) * (ITEMSIZE[output_dtype(entry.dtype, dtype)] - ITEMSIZE[entry.dtype])
+        for entry in (item.entry for item in chosen)
+        if isinstance(entry, TensorEntry)
+    )
+
+
 def _require_unchanged(checkpoint: Checkpoint) -> None:
     for found in changes(checkpoint):
         raise ChangedError(
             f"{checkpoint.url}: {found.message}; nothing was written", code=found.code, file=found.file
         )
-
-
-def _peak_memory() -> int:
-    """Largest resident size of this process in bytes; 0 where the system does not tell."""
-    # Not getrusage: its figure is inherited from the parent across fork and exec.
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM")), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.cli.output import Output
+from flows.cli.output import Cell, Output
 from flows.cli.text import human_bytes, human_seconds, name, plural
 from flows.cli.views import show_findings
 
@@ -20,11 +20,18 @@ def show_plan(out: Output, plan: ExportPlan) -> None:
             ("destination", f"{name(plan.dest)} ({plan.format})"),
             ("keys", f"{plan.keys:,}, {plural(plan.tensors, 'tensor')} among them"),
             ("read", human_bytes(plan.bytes)),
-            ("disk", human_bytes(plan.disk)),
-            ("memory", human_bytes(plan.memory)),
+            ("disk", _of(plan.disk, plan.disk_free, "free")),
+            ("memory", _of(plan.memory, plan.memory_available, "available")),
             ("time", f"about {human_seconds(plan.seconds)}"),
         ]
     )
+
+
+def _of(needed: int, there: int | None, word: str) -> Cell:
+    if there is None:
+        return human_bytes(needed)
+    text = f"{human_bytes(needed)} of {human_bytes(there)} {word}"
+    return text if needed <= there else (text, "bad")
 
 
 def show_export(out: Output, report: ExportReport) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from dcp.checkpoint import Kind, Survey, fingerprint_of, survey
-from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError, StorageError, UsageError
+from dcp.errors import ChangedError, CheckpointError, NotFoundError, StorageError, UsageError
 from dcp.findings import Finding
 from dcp.storage import join_url, open_store
 from flows.telling import Teller
-from flows.workshop import Outcome, StageOutcome, StepReport, Workshop
+from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
 from tasks.discover import (
     FoundStep,
     Sighting,
@@ -32,7 +32,7 @@ from tasks.load_check import load_check_step
 from tasks.manifest import Artifact, published_directory
 from tasks.outcomes import failure_of_error, failure_of_report, problem_of
 from tasks.publish import PublishReport, publish_step, require_unchanged
-from tasks.validate import expected_contract, keep_contract, step_contract, validate_step
+from tasks.validate import keep_contract, step_contract, validate_step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,8 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
 
     Raises:
         UsageError: ``step`` is no step's name.
-        SettingsError: the contract in the settings is none.
+        SettingsError: the contract file in the settings is absent, or no contract.
+        StepGoneError: it is not in the source any more.
         StorageError: source or ledger cannot be listed or written; nothing is known of the step.
     """
     run = workshop.run
@@ -58,10 +59,14 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
     if number is None:
         raise UsageError(f"{step!r} is no step of run {run.name!r}: it matches none of its step patterns")
     url = join_url(run.source, step)
+    try:
+        surveyed = survey(url, **run.options)
+    except NotFoundError as error:
+        raise StepGoneError(str(error), url) from None
     found = judge(
         step,
         number,
-        survey(url, **run.options),
+        surveyed,
         parts=run.parts,
         grace_seconds=run.grace_period,
         now=time.time(),
@@ -86,7 +91,7 @@ class _Stopped(Exception):
 
 class _Process:
     def __init__(self, workshop: Workshop, found: FoundStep, url: str) -> None:
-        self.settings = workshop.settings
+        self.workshop = workshop
         self.settings_of_run = workshop.run
         self.ledger = workshop.ledger
         self.call = workshop.call
@@ -152,14 +157,7 @@ class _Process:
         if self._skips("validate"):
             return
         run = self.settings_of_run
-        try:
-            contract = expected_contract(
-                run.expectation, self.ledger, self.found.number, patterns=run.step_pattern
-            )
-        except UsageError as error:
-            raise SettingsError(
-                f"{self.settings.file.name}: expectation of run {run.name!r}: {error}"
-            ) from None
+        contract = self.workshop.expected(self.found.number)
         waiting = self.found.progress == "committed"
         report, seconds = self._attempt(
             "validate",
@@ -210,10 +208,11 @@ class _Process:
 
     def _keep_contract(self) -> None:
         try:
-            keep_contract(self.ledger, self.key, step_contract(self.url, self.settings_of_run.options))
-        except CheckpointError:
-            # It validated a moment ago, so it is being written again.
+            contract = step_contract(self.url, self.settings_of_run.options)
+        except (CheckpointError, NotFoundError):
+            # It validated a moment ago, so it is being written again or removed.
             raise _Changing from None
+        keep_contract(self.ledger, self.key, contract)
 
     def _test_load(self) -> None:
         run = self.settings_of_run

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from dcp.errors import EnvironmentFault, NotFoundError, StorageError
+from dcp.errors import EnvironmentFault, StorageError
 from dcp.findings import Report
 from dcp.storage import open_store
 from flows.lifecycle import process_step, provisional_key
 from flows.settings import LifecycleSettings, RunSettings
-from flows.workshop import StepReport, Workshop
+from flows.workshop import StepGoneError, StepReport, Workshop
 from tasks.alert import Emit, Pending, pending_deliveries, redeliver, told
 from tasks.discover import Discovery, FoundStep, describe, discover
 from tasks.ledger import Ledger, StepKey, failures, timestamp
@@ -204,7 +204,7 @@ def _run_report(
         for name in found.due:
             try:
                 step = process(run, name)
-            except NotFoundError:
+            except StepGoneError:
                 # Removed since the listing; if the source itself is gone the next pass says so.
                 continue
             report.steps.append(step)

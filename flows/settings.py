@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -121,6 +122,8 @@ class ExportSettings(_Section):
     strip_prefix: str | None = None
     dtype: CastDtype | None = None
     """What floating tensors are cast to."""
+    tie: bool = False
+    """Let equal tensors share one storage; of safetensors keep only the first of them."""
     max_shard_size: ByteSize = ByteSize(5_000_000_000)
     """Bytes of tensors in one safetensors file."""
     memory_budget: ByteSize = ByteSize(512 << 20)
@@ -264,6 +267,11 @@ class LifecycleSettings(BaseSettings):
         sources = ", ".join(run.source for run in self.runs)
         raise UsageError(f"{url} is not a step of any run in {self.file.name} (sources: {sources})")
 
+    def field(self, run: RunSettings, name: str) -> str:
+        """How a message names a field of ``run``: file and place in it."""
+        number = [each.name for each in self.runs].index(run.name)
+        return f"{self.file.name}: runs[{number}].{name}"
+
     def alert_urls(self, run: RunSettings) -> tuple[str, ...]:
         """Where alerts of ``run`` go, each URL once."""
         return tuple(dict.fromkeys((*self.alerts, *run.alerts)))
@@ -332,6 +340,12 @@ def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
                 resolved[field] = _placed(place, file.parent)
             except UsageError as error:
                 raise SettingsError(f"{at}.{field}: {error}") from None
+        contract = resolved.get("expectation", "")
+        if contract and "://" not in contract and not Path(contract).is_file():
+            raise SettingsError(
+                f"{at}.expectation: no contract file at {contract}; "
+                f"write one with: ckpt contract URL > {shlex.quote(contract)}"
+            )
         yield run.model_copy(update=resolved)
 
 

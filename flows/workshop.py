@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
+from dcp.contract import Contract
+from dcp.errors import NotFoundError, SettingsError, UsageError
 from dcp.findings import Report
 from flows.settings import LifecycleSettings, RunSettings
 from tasks.alert import AlertReport, Emit
 from tasks.ledger import Ledger, Stage
+from tasks.validate import expected_contract
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,6 +20,10 @@ R = TypeVar("R")
 Outcome = Literal["published", "problem", "retry", "writing"]
 """``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
 environment failed and a later pass tries again. ``writing``: it is too early to judge."""
+
+
+class StepGoneError(NotFoundError):
+    """The step is not in the source any more. No other absent thing may be taken for this."""
 
 
 class StageOutcome(Report):
@@ -77,3 +84,18 @@ class Workshop:
         chosen = settings.run(run)
         ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
         return cls(settings, chosen, ledger, call, emit)
+
+    def expected(self, number: int) -> Contract | None:
+        """What the keys of the step of this number are held against.
+
+        Raises:
+            SettingsError: the contract file in the settings is absent, or no contract.
+            StorageError: it, or the ledger, cannot be read.
+        """
+        run = self.run
+        try:
+            return expected_contract(run.expectation, self.ledger, number, patterns=run.step_pattern)
+        except (UsageError, NotFoundError) as error:
+            if run.expectation in ("none", "previous"):
+                raise
+            raise SettingsError(f"{self.settings.field(run, 'expectation')}: {error}") from None

@@ -43,6 +43,7 @@ def test_a_short_file_is_enough(file: Path) -> None:
 
 
 def test_everything_can_be_said(file: Path) -> None:
+    (file.parent / "contract.json").touch()
     file.write_text("""
 publish = "published"
 interval = "5m"
@@ -131,6 +132,11 @@ exports = []
         (RUN + 'parts = "model"', "runs[0].parts: should be a list"),
         (RUN + 'parts = ["a/b"]', "runs[0].parts: should be different names of direct sub-directories"),
         (RUN + 'parts = [".."]', "runs[0].parts[0]: should be a plain name"),
+        (
+            RUN + 'expectation = "/nope.json"',
+            "runs[0].expectation: no contract file at /nope.json; ",
+        ),
+        (RUN + 'expectation = "gs://"', "runs[0].expectation: 'gs://' names no bucket"),
         (RUN + 'expectation = ""', "runs[0].expectation: should not be empty"),
         (RUN + '[[runs.exports]]\nname = "../x"', "runs[0].exports[0].name: should be a plain name"),
         (RUN + '[[runs.exports]]\nname = "manifest.json"', "runs[0].exports: manifest.json is the name"),

@@ -1,0 +1,70 @@
+"""Mistakes of the settings that only a pass can meet, and what must not be taken for a step that is gone."""
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dcp.errors import NotFoundError, SettingsError, UnreachableError
+from flows.lifecycle import process_step
+from flows.passes import PassReport, run_pass
+from flows.settings import RunSettings
+from flows.workshop import StepGoneError, Workshop
+from tests.support.lifecycle import RUN, Lifecycle, anywhere, outcomes
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Lifecycle:
+    return Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+
+
+@pytest.mark.parametrize(("document", "said"), [(None, "contract.json"), (b"{}", "is not a contract: keys")])
+def test_a_contract_that_cannot_be_used_ends_the_pass(
+    document: bytes | None, said: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    life = Lifecycle(anywhere("gs", request, tmp_path), tmp_path / "settings")
+    life.save("step_1")
+    life.save("step_2")
+    contract = life.source.child("contracts")
+    contract.replace("contract.json", document or b"")
+    settings = life.settings(expectation=f"{contract.url}/contract.json")
+    if document is None:
+        contract.remove("contract.json")
+    with pytest.raises(SettingsError, match=r"^lifecycle\.toml: runs\[0\]\.expectation: .*") as raised:
+        life.once(settings)
+    assert said in str(raised.value)
+    assert all("failed-1" not in records for records in life.records("step_1"))
+
+
+def test_a_contract_out_of_reach_is_the_environment(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.save("step_1")
+    settings = here.settings(expectation="gs://contracts/contract.json")
+    monkeypatch.setattr("dcp.contract.open_parent", _out_of_reach)
+    report = here.once(settings)
+    assert (report.exit_code, report.runs[0].ok, outcomes(report)) == (3, False, {})
+    assert "does not answer" in str(report.runs[0].error)
+
+
+def _out_of_reach(location: str) -> NoReturn:
+    raise UnreachableError(f"{location} does not answer", location)
+
+
+def test_only_an_absent_step_is_passed_over(here: Lifecycle) -> None:
+    here.save("step_1")
+    settings = here.settings()
+
+    def absent(error: type[NotFoundError]) -> PassReport:
+        def process(_: RunSettings, step: str) -> NoReturn:
+            raise error(f"nothing at {step}")
+
+        return run_pass(settings, process)
+
+    assert absent(StepGoneError).exit_code == 0
+    report = absent(NotFoundError)
+    assert (report.exit_code, report.runs[0].error) == (3, "nothing at step_1")
+
+
+def test_a_step_that_is_gone(here: Lifecycle) -> None:
+    here.save("step_2")
+    with pytest.raises(StepGoneError):
+        process_step(Workshop.of(here.settings(), RUN), "step_1")

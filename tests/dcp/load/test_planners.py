@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.storage import StorageReader
 import dcp
 from dcp.errors import StateMismatchError, UsageError
 from dcp.load.planners import StrictLoadPlanner
-from tests.dcp.load.expectations import same_bits, save
+from tests.dcp.load.expectations import LOADABLE, expected_tensors, same_bits, save
+from tests.support.golden import Golden
 from tests.support.train import SavedCheckpoint
 
 Reader = Callable[[str], StorageReader]
@@ -112,6 +113,23 @@ def test_what_fits_is_loaded_to_the_bit(fsdp2_checkpoint: SavedCheckpoint, reade
     assert planner.report.untouched == planner.report.missing == planner.report.unexpected == []
 
 
+@pytest.mark.parametrize("golden", LOADABLE, ids=lambda golden: golden.name)
+def test_goldens_of_other_writers_load_strictly(golden: Golden) -> None:
+    index = dcp.read_index(str(golden.directory))
+    expected = expected_tensors(golden)
+    state = {
+        entry.key: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)).fill_(1)
+        for entry in index.tensors
+        if entry.key in expected
+    }
+    others = index.entries.keys() - state.keys()
+    planner = dcp.StrictLoadPlanner(skip=sorted(others))
+    load(state, dcp.BucketReader(str(golden.directory)), planner)
+    assert all(same_bits(state[key], value) for key, value in expected.items())
+    assert set(planner.report.loaded) == state.keys()
+    assert set(planner.report.skipped) == others
+
+
 def test_partial_loads_what_is_there_and_names_what_is_not(tmp_path: Path, reader: Reader) -> None:
     path = saved(tmp_path)
     head = torch.full((2, 3), 9.0)
@@ -179,6 +197,15 @@ def test_all_transforms_on_the_way_in(tmp_path: Path, reader: Reader) -> None:
     assert report.renamed["h.n"] == "net.n"
     assert report.transformed["h.vocab"] == ["padded dimension 0 from 7 to 9 with 0.5"]
     assert set(report.transformed) == model.keys() - {"h.n"}
+
+
+def test_dimensions_in_any_order(tmp_path: Path, reader: Reader) -> None:
+    cube = torch.arange(24, dtype=torch.int64).reshape(2, 3, 4)
+    path = str(save({"cube": cube}, tmp_path / "step"))
+    state = {"cube": torch.zeros(3, 4, 2, dtype=torch.int64)}
+    turn = {"cube": [dcp.transpose(0, 1), dcp.transpose(1, -1)]}
+    load(state, reader(path), dcp.StrictLoadPlanner(transform=turn))
+    assert same_bits(state["cube"], cube.permute(1, 2, 0))
 
 
 def test_a_collision_and_a_failed_transform_are_told_with_the_rest(tmp_path: Path, reader: Reader) -> None:

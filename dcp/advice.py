@@ -59,8 +59,8 @@ _CODES: dict[Code, str] = {
     "keys.missing": "The loading code expects these keys. Compare with a step that loads: "
     "ckpt validate --against GOOD_STEP {url}",
     "keys.unexpected": "Loading ignores these keys in silence. Check that the model did not change.",
-    "keys.renamed": "The names changed, not the tensors. Rename on export: "
-    "ckpt export --rename 'OLD=>NEW' {url} DEST",
+    "keys.renamed": "The names changed, not the tensors. Rename on export by the rule above, here for an "
+    "inserted 'net.': ckpt export --rename 'net[.]=>' {url} DEST",
     "keys.shape": "The model changed shape since the expectation was recorded. If that is intended, record "
     "a new one: ckpt contract {url} > contract.json",
     "keys.dtype": "Loading would cast in silence. If the new type is intended: "

@@ -95,7 +95,7 @@ def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
             keys=len(shown),
             tensors=sum(info.kind == "tensor" for info in shown),
             objects=sum(info.kind == "bytes" for info in shown),
-            chunks=sum(info.chunks for info in shown),
+            chunks=sum(info.chunks for info in shown if info.kind == "tensor"),
             bytes=sum(info.bytes for info in shown),
             files=len(files),
             file_bytes=sum(info.bytes for info in files),

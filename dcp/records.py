@@ -290,7 +290,8 @@ class Records:
             raise fault(
                 entry,
                 record,
-                f"the file holds {stored.dtype} {list(stored.shape)}",
+                f"the file holds {stored.dtype} {list(stored.shape)}, the index says {entry.dtype} "
+                f"{list(chunk.box.sizes)}",
                 chunk=chunk,
                 code="records.mismatch",
                 facts=_disagreement(entry, chunk, stored.dtype, stored.shape),
@@ -382,7 +383,8 @@ def _require(entry: TensorEntry, chunk: Chunk, record: Record, tensor: TensorNod
         raise fault(
             entry,
             record,
-            f"it holds {tensor.dtype} {list(tensor.shape)}, the index says {entry.dtype}",
+            f"it holds {tensor.dtype} {list(tensor.shape)}, the index says {entry.dtype} "
+            f"{list(chunk.box.sizes)}",
             chunk=chunk,
             code="records.mismatch",
             facts=_disagreement(entry, chunk, tensor.dtype, tensor.shape),

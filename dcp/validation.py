@@ -17,7 +17,7 @@ from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, op
 from dcp.checks.evolution import check_evolution
 from dcp.checks.files import check_files
 from dcp.checks.keys import IGNORED, check_keys
-from dcp.checks.optimizer import check_optimizers
+from dcp.checks.optimizer import check_optimizers, read_members
 from dcp.checks.paths import check_paths
 from dcp.checks.ranks import check_ranks
 from dcp.checks.scrub import Progress, Scrubbed, TensorHealth
@@ -36,6 +36,8 @@ NEWER_SECONDS = 300.0
 """How much newer than the index a data file may be before the step counts as torn."""
 
 _TORN = {"files.missing", "files.truncated", "files.newer-than-metadata"}
+_TOLD_BY_INDEX = _TORN | {"files.unsafe-path", "records.missing", "records.out-of-bounds"}
+"""Codes that a scrub meets again but that the index and the listing have told already."""
 
 
 class Stats(Report):
@@ -203,11 +205,11 @@ class _Judge:
         findings += check_tilings(checkpoint.index)
         findings += check_paths(checkpoint.index)
         findings += check_ranks(checkpoint.index)
-        findings += check_optimizers(checkpoint.index)
+        findings += check_optimizers(checkpoint.index, read_members(checkpoint))
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
         scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)
-        findings += [f for f in scrubbed.findings if f.code not in _TORN]
+        findings += [f for f in scrubbed.findings if f.code not in _TOLD_BY_INDEX]
         findings += changes(checkpoint)
         torn = any(f.code in _TORN and f.severity == "error" for f in findings)
         state: State = "torn" if torn else "committed"

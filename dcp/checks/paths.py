@@ -1,7 +1,7 @@
 """Do the flattened keys and the paths they were flattened from say the same?
 
-Warnings only: torch loads by key and reads the paths just to nest an export; and planners of other make
-may flatten in their own way.
+A path whose key is gone is a loss: loading would miss it. For the rest there are only warnings: torch loads
+by key and reads the paths just to nest an export, and planners of other make may flatten in their own way.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def check_paths(index: CheckpointIndex) -> Iterator[Finding]:
     for key in index.paths:
         if key not in index.entries:
             yield finding(
-                "metadata.unreadable",
-                f"{key} has a place in the nested state dict but is not described",
+                "keys.missing",
+                f"{key} was saved (planner_data has its place), but the index does not describe it",
                 key=key,
                 file=METADATA,
-                severity="warning",
             )

@@ -18,7 +18,7 @@ from itertools import chain, islice
 from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.optimizer import is_optimizer_state
-from dcp.checks.values import MEASURED, Health, measure
+from dcp.checks.values import LOOKED_AT, MEASURED, Health, measure
 from dcp.errors import CheckpointError
 from dcp.exporting.bands import bands
 from dcp.exporting.pump import Pump
@@ -38,7 +38,10 @@ _BATCH = 1000
 
 
 class TensorHealth(Report):
-    """A tensor's content. ``digest`` is of its bytes in C order; counts are None for types without NaN."""
+    """A tensor's content. ``digest`` is of its bytes in C order.
+
+    Counts are None for types without NaN; ``norm`` and ``zero`` also for one-byte floats, which need a scale.
+    """
 
     digest: str
     norm: float | None
@@ -164,7 +167,7 @@ class _Scrub:
                 broken.update([tuple(offsets)] if isinstance(offsets, list) else every)
             if not content.faults:
                 digest.update(filled.view)
-                if entry.dtype in MEASURED:
+                if entry.dtype in LOOKED_AT:
                     content.health.add(measure(filled.view, entry.dtype))
             self._advance(band.nbytes)
         content.digest = f"xxh3-128:{digest.hexdigest()}"
@@ -186,16 +189,16 @@ class _Scrub:
                 self.progress(self.done, self.total)
 
     def _keep(self, entry: TensorEntry, content: _Content) -> None:
-        measured = entry.dtype in MEASURED
+        measured, counted = entry.dtype in MEASURED, entry.dtype in LOOKED_AT
         health = content.health
         self.result.tensors[entry.key] = TensorHealth(
             digest=content.digest,
             norm=health.norm if measured else None,
-            nan=health.nan if measured else None,
-            inf=health.inf if measured else None,
+            nan=health.nan if counted else None,
+            inf=health.inf if counted else None,
             zero=health.zero if measured else None,
         )
-        if health.zero and len(entry.shape) > 1:
+        if measured and health.zero and len(entry.shape) > 1:
             # Moments of an optimizer are zero before their first step; weights hardly ever are.
             self._report(
                 finding(

@@ -14,9 +14,28 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_FLOATS = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "complex64": "<f4", "complex128": "<f8"}
+_FLOATS = {
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "complex32": "<f2",
+    "complex64": "<f4",
+    "complex128": "<f8",
+}
 MEASURED = frozenset({*_FLOATS, "bfloat16"})
-"""Types whose values are looked at. Others hold no NaN, or are scaled stand-ins whose values say little."""
+"""Types whose values are looked at as numbers."""
+
+_BYTE_FLOATS: dict[str, tuple[frozenset[int], frozenset[int]]] = {
+    "float8_e4m3fn": (frozenset({0x7F, 0xFF}), frozenset()),
+    "float8_e4m3fnuz": (frozenset({0x80}), frozenset()),
+    "float8_e5m2": (frozenset({*range(0x7D, 0x80), *range(0xFD, 0x100)}), frozenset({0x7C, 0xFC})),
+    "float8_e5m2fnuz": (frozenset({0x80}), frozenset()),
+    "float8_e8m0fnu": (frozenset({0xFF}), frozenset()),
+}
+"""NaN and infinite encodings of one-byte types, which are scaled stand-ins: their norms say nothing."""
+
+LOOKED_AT = MEASURED | _BYTE_FLOATS.keys()
+"""Types in which NaN and infinities are counted."""
 
 
 @dataclass(slots=True)
@@ -52,8 +71,10 @@ def measure(data: memoryview, dtype: str) -> Health:
 
     Args:
         data: whole elements in any order.
-        dtype: torch's name, one of `MEASURED`.
+        dtype: torch's name, one of `LOOKED_AT`.
     """
+    if dtype in _BYTE_FLOATS:
+        return _count(data, *_BYTE_FLOATS[dtype])
     step = 1 << 18
     health = Health()
     raw = _raw(data, dtype)
@@ -61,6 +82,14 @@ def measure(data: memoryview, dtype: str) -> Health:
         part = raw[start : start + step]
         _measure(_widened(part, dtype), health)
     return health
+
+
+def _count(data: memoryview, nan: frozenset[int], inf: frozenset[int]) -> Health:
+    """NaN and infinities among one-byte elements, by how often each byte stands there."""
+    import numpy as np
+
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    return Health(len(data), int(counts[list(nan)].sum()), int(counts[list(inf)].sum()))
 
 
 def as_numbers(data: memoryview, dtype: str) -> NDArray[np.floating]:
@@ -80,7 +109,7 @@ def _widened(part: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
 
     if dtype == "bfloat16":
         return (part.astype(np.uint32) << 16).view(np.float32)
-    if dtype == "float16":
+    if dtype in ("float16", "complex32"):
         return part.astype(np.float32)
     return part.astype(part.dtype, copy=False)
 

@@ -50,7 +50,9 @@ def translate(error: BaseException, url: str) -> CkptError:
         return ForbiddenError(f"no usable credentials for {url} ({reason})", url)
     if isinstance(error, PermissionError) or number in _DENIED or status in (401, 403):
         return ForbiddenError(f"no permission for {url} ({reason})", url)
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError) or status == 404:
+    if isinstance(error, NotADirectoryError):
+        return NotFoundError(f"{url} is a file, not a directory", url)
+    if isinstance(error, FileNotFoundError | IsADirectoryError) or status == 404:
         return NotFoundError(f"nothing at {url}", url)
     if number in _FULL:
         return OutOfSpaceError(f"no space left writing {url} ({reason})", url)

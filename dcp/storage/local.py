@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -43,8 +44,9 @@ class LocalStore(Store):
     def _scan(self, directory: Path, prefix: str) -> Iterator[ObjectInfo]:
         with os.scandir(directory) as entries:
             for entry in entries:
-                # Another process may move things away while we look; what is gone was not there.
-                with suppress(FileNotFoundError):
+                # Another process may move things away while we look; what is gone was not there. Nor is
+                # what a link promises that leads nowhere.
+                with suppress(FileNotFoundError), _leading_somewhere():
                     if entry.is_dir():
                         yield from self._scan(Path(entry.path), f"{prefix}{entry.name}/")
                     elif TEMPORARY not in entry.name:
@@ -161,6 +163,16 @@ class LocalStore(Store):
     def remove(self, name: str) -> None:
         path = self._path(name)
         calling(str(path), path.unlink, missing_ok=True)
+
+
+@contextmanager
+def _leading_somewhere() -> Iterator[None]:
+    """A link in a circle counts as one that leads nowhere."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
 
 
 class _LocalSink:

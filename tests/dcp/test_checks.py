@@ -97,14 +97,16 @@ SPELLINGS = ["optim.state.{p}.{q}", "optimizer.state.{p}.{q}", "state.optimizers
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_whole_optimizers_pass(spelling: str) -> None:
     model = [tensor(f"model.{p}") for p in PARAMETERS]
-    assert list(check_optimizers(index(*model, *adam(PARAMETERS, spelling), tensor("model.buffer")))) == []
+    assert (
+        list(check_optimizers(index(*model, *adam(PARAMETERS, spelling), tensor("model.buffer")), {})) == []
+    )
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_missing_moment_names_both_sides(spelling: str) -> None:
     lost = spelling.format(p=PARAMETERS[2], q="exp_avg_sq")
     entries = [entry for entry in adam(PARAMETERS, spelling) if entry.key != lost]
-    (found,) = check_optimizers(index(*entries))
+    (found,) = check_optimizers(index(*entries), {})
     assert (found.code, found.severity) == ("optim.incomplete", "warning")
     assert found.detail["parameter"] == PARAMETERS[2]
     assert found.detail["missing"] == ["exp_avg_sq"]
@@ -114,7 +116,7 @@ def test_a_missing_moment_names_both_sides(spelling: str) -> None:
 
 def test_a_parameter_that_its_group_lists_has_no_state_at_all() -> None:
     groups: list[Entry] = [value(f"optimizer.param_groups.{p}.lr") for p in PARAMETERS]
-    (found,) = check_optimizers(index(*adam(PARAMETERS[:-1], "optimizer.state.{p}.{q}"), *groups))
+    (found,) = check_optimizers(index(*adam(PARAMETERS[:-1], "optimizer.state.{p}.{q}"), *groups), {})
     assert found.detail["parameter"] == PARAMETERS[-1]
     assert found.detail["missing"] == ["exp_avg", "exp_avg_sq", "step"]
 
@@ -122,11 +124,53 @@ def test_a_parameter_that_its_group_lists_has_no_state_at_all() -> None:
 def test_a_moment_of_another_shape() -> None:
     entries = [tensor(f"model.{p}") for p in PARAMETERS] + adam(PARAMETERS)
     entries[1] = tensor("model.layers.1.weight", (5,))
-    found = list(check_optimizers(index(*entries)))
+    found = list(check_optimizers(index(*entries), {}))
     assert {f.key for f in found} == {f"optim.state.layers.1.weight.{q}" for q in ("exp_avg", "exp_avg_sq")}
     assert all(f.detail["expected"] == [5] for f in found)
 
 
+GROUP = "optim.param_groups.0.params"
+
+
+def test_within_a_group_what_one_has_is_due_to_all() -> None:
+    few = [e for e in adam(PARAMETERS) if not e.key.endswith("exp_avg_sq") or ".4." in e.key]
+    found = list(check_optimizers(index(*few), {GROUP: PARAMETERS}))
+    assert [f.detail["parameter"] for f in found] == PARAMETERS[:4]
+    (found_none,) = check_optimizers(index(*adam(PARAMETERS[1:])), {GROUP: PARAMETERS})
+    assert found_none.detail["present"] == []
+    apart = {GROUP: PARAMETERS[:4], "optim.param_groups.1.params": PARAMETERS[4:]}
+    assert list(check_optimizers(index(*few), apart)) == []
+
+
+def test_vectors_and_matrices_of_one_kind_owe_the_same() -> None:
+    shapes = {"w": (4, 4), "b": (4,)}
+    entries = [tensor(f"optim.state.{p}.{q}", shapes[p]) for p in shapes for q in ("exp_avg", "exp_avg_sq")]
+    (found,) = check_optimizers(index(*entries[:-1]), {GROUP: ["w", "b"]})
+    assert (found.detail["parameter"], found.detail["missing"]) == ("b", ["exp_avg_sq"])
+
+
+def test_vectors_may_have_other_quantities_than_matrices() -> None:
+    """As Adafactor keeps them."""
+    entries: list[Entry] = [
+        tensor("model.w", (4, 4)),
+        tensor("model.v", (4, 4)),
+        tensor("model.b"),
+        tensor("model.c"),
+    ]
+    for name, quantities in {
+        "w": "row_var col_var",
+        "v": "row_var col_var",
+        "b": "variance",
+        "c": "variance",
+    }.items():
+        entries += [tensor(f"optim.state.{name}.{q}") for q in ("step", *quantities.split())]
+    group = {GROUP: ["w", "v", "b", "c"]}
+    assert list(check_optimizers(index(*entries), group)) == []
+    lost = [e for e in entries if e.key != "optim.state.v.col_var"]
+    (found,) = check_optimizers(index(*lost), group)
+    assert found.detail["missing"] == ["col_var"]
+
+
 def test_plain_sgd_and_models_alone_pass() -> None:
-    assert list(check_optimizers(index(*[tensor(f"model.state.{p}") for p in PARAMETERS]))) == []
-    assert list(check_optimizers(index())) == []
+    assert list(check_optimizers(index(*[tensor(f"model.state.{p}") for p in PARAMETERS]), {})) == []
+    assert list(check_optimizers(index(), {})) == []

@@ -263,9 +263,10 @@ def test_a_wrapped_model_is_one_rename(step: Path) -> None:
     def change(metadata: Any) -> None:
         for key in list(metadata.state_dict_metadata):
             if key.startswith("model."):
-                metadata.state_dict_metadata["model.module." + key[6:]] = metadata.state_dict_metadata.pop(
-                    key
-                )
+                wrapped = "model.module." + key[6:]
+                metadata.state_dict_metadata[wrapped] = metadata.state_dict_metadata.pop(key)
+                metadata.planner_data[wrapped] = ("model", wrapped[6:])
+                del metadata.planner_data[key]
 
     edit_index(step, change)
     found = [f for f in damaged(step, contract=expected).findings if f.code.startswith("keys.")]
@@ -391,5 +392,5 @@ def test_inspect_shows_all_parts_of_a_step(golden: Callable[[str], Path]) -> Non
     assert report.totals.keys == sum(part.totals.keys for part in parts)
     assert report.totals.bytes == sum(part.totals.bytes for part in parts)
     assert {key.key.partition("/")[0] for key in report.keys} == {"optimizer_0", "pytorch_model_fsdp_0"}
-    assert sum(file.records for file in report.files) == report.totals.chunks
+    assert sum(file.records for file in report.files) == report.totals.chunks + report.totals.objects
     assert report.fingerprint == dcp.validate(str(golden("accelerate_fsdp2"))).fingerprint

@@ -3,14 +3,20 @@
 Prefect starts it as a child of whoever first needs it, in the same process group. Ctrl-C in a terminal goes
 to the whole group: the server dies at once, and the flow that is being cancelled then asks it for minutes.
 A child inherits which signals are blocked, so it is started from a thread that blocks SIGINT. It still ends
-with its parent, by SIGTERM.
+with its parent: by SIGTERM where that ends in order, by `flows.lifeline` where it is killed.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Thread
+from typing import Any
+
+_LIFELINE = Path(__file__).with_name("lifeline.py")
 
 
 class InBackground:
@@ -46,5 +52,36 @@ def connect() -> None:
     """Talk to Prefect's API once."""
     from prefect import get_client
 
+    _tie_server()
     with get_client(sync_client=True):
         pass
+
+
+def _tie_server() -> None:
+    """Have the temporary server, if Prefect is going to start one, end with this process."""
+    from prefect.server.api.server import SubprocessASGIServer
+
+    class TiedServer(SubprocessASGIServer):
+        """The server with a lifeline."""
+
+        lifeline: subprocess.Popen[bytes] | None = None
+
+        def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
+            server = super()._run_uvicorn_command()
+            # Its input closes with this process, so the object must be kept.
+            self.lifeline = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_LIFELINE), str(server.pid)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            return server
+
+        def stop(self) -> None:
+            super().stop()
+            if self.lifeline is not None:
+                self.lifeline.communicate()
+
+    if None not in SubprocessASGIServer._instances:
+        # It registers itself as the instance that everybody gets.
+        TiedServer()

@@ -1,0 +1,52 @@
+"""Prefect's temporary server ends with whoever started it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+STARTER = """
+import time
+from flows.prefect_server import start_server
+start_server()
+from prefect.server.api.server import SubprocessASGIServer
+server = SubprocessASGIServer()
+print(server.server_process.pid, server.lifeline.pid, flush=True)
+time.sleep(600)
+"""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+
+
+@pytest.mark.slow
+def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment |= {
+        "PREFECT_HOME": str(tmp_path),
+        "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], env=environment, stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    started = [int(pid) for pid in starter.stdout.readline().split()]
+    assert len(started) == 2
+    assert all(map(_runs, started))
+    starter.kill()
+    starter.wait(timeout=60)
+    starter.stdout.close()
+    deadline = time.monotonic() + 30
+    while any(map(_runs, started)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_runs, started))
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie, which nobody may be there to reap."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

@@ -97,16 +97,28 @@ def abandon_stdout() -> None:
 
 
 def _quieten(debug: bool) -> None:
-    """Logs go to stderr: this project's warnings, other packages' errors; more only with ``--debug``."""
+    """Logs go to stderr: this project's warnings, other packages' last words; all else with ``--debug``."""
     handler = StderrHandler()
-    handler.setFormatter(_InertFormatter("%(levelname)s %(name)s: %(message)s"))
-    # Flows fail with tracebacks in Prefect's log; what happened is in the report that is printed.
-    handler.addFilter(lambda record: debug or not record.name.startswith("prefect"))
+    handler.setFormatter(_InertFormatter(tracebacks=debug))
+    # What happened is in the report that is printed; some packages log it too, with levels of their own.
+    handler.addFilter(lambda record: debug or _is_ours(record) or _is_last_word(record))
     logging.basicConfig(level=logging.INFO if debug else logging.ERROR, handlers=[handler])
-    for name in ("dcp", "tasks", "flows"):
+    for name in _OURS:
         logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.WARNING)
     if not debug and not sys.warnoptions:
         warnings.simplefilter("ignore")
+
+
+_OURS = ("dcp", "tasks", "flows")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] in _OURS
+
+
+def _is_last_word(record: logging.LogRecord) -> bool:
+    """Whether something ends for good that is not a flow: those fail with tracebacks in Prefect's log."""
+    return record.levelno >= logging.CRITICAL and record.name.partition(".")[0] != "prefect"
 
 
 class StderrHandler(logging.Handler):
@@ -121,6 +133,16 @@ class StderrHandler(logging.Handler):
 
 class _InertFormatter(logging.Formatter):
     """A log line can hold a key name from a bucket."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        super().__init__("%(levelname)s %(name)s: %(message)s")
+        self._tracebacks = tracebacks
+
+    def format(self, record: logging.LogRecord) -> str:
+        if self._tracebacks:
+            return super().format(record)
+        record.message = record.getMessage()
+        return self.formatMessage(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return inert(super().formatMessage(record))

@@ -159,6 +159,41 @@ def test_a_defect_under_debug_shows_where(capsys: pytest.CaptureFixture[str]) ->
     assert "in _fail" in capsys.readouterr().err
 
 
+LOGGING = """
+import logging, sys
+from flows.cli.command import guarded
+from flows.cli.output import Output
+
+def body(out):
+    logging.getLogger("apprise").setLevel(logging.WARNING)
+    for name in ("gcsfs", "apprise", "dcp.storage"):
+        try:
+            raise OSError("no answer")
+        except OSError:
+            logging.getLogger(name).exception("out of retries")
+        logging.getLogger(name).warning("careful")
+    logging.getLogger("fsspec").critical("the end")
+    return 0
+
+sys.exit(guarded(body, Output(debug="--debug" in sys.argv), {}))
+"""
+
+
+def test_other_packages_logs_are_for_debugging() -> None:
+    def logged(*options: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", LOGGING, *options], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stderr
+
+    assert logged().splitlines() == [
+        "ERROR dcp.storage: out of retries",
+        "WARNING dcp.storage: careful",
+        "CRITICAL fsspec: the end",
+    ]
+    assert logged("--debug").count("OSError: no answer") == 3
+
+
 def test_no_more_than_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     def fail_late(out: Output) -> int:
         out.document({"fine": True})

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp.storage import Sink, Store
 
-LEAST = 16 << 20
-"""Bytes of tensors for which another file is worth its requests."""
+LEAST = 32 << 20
+"""Bytes of tensors for which another file is worth its requests: such a file still goes up in one."""
 _LOOSE = 1 << 16
 _GATHERED = 1 << 20
 

@@ -30,8 +30,10 @@ from dcp.storage import Store, normalise_url, open_store
 METADATA = ".metadata"
 FORMAT_VERSION = "1.0.0"
 """What torch 2.13 says of the format in `.metadata`."""
-REMOTE_FILES = 4
-"""Files of a rank on a store other than local disk: each is uploaded by a thread of its own."""
+REMOTE_FILES = 32
+"""Most files of a rank on a store other than local disk, where one that goes up in one request is fastest."""
+THREADS = 4
+"""Files of a rank that are written at a time."""
 
 _INDEX = re.compile(r"(?:__(?P<rank>\d+))?\.metadata")
 _DATA = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
@@ -57,8 +59,8 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         Args:
             url: where the checkpoint shall be; nothing is created yet.
             overwrite: replace a committed step: its index is removed before anything else, then its data.
-            files_per_rank: most files a rank writes, in parallel; 1 on local disk and 4 elsewhere if not
-                given. On a bucket each holds up to three blocks of 64 MiB in memory.
+            files_per_rank: most files a rank writes, four at a time; 1 on local disk and 32 elsewhere if not
+                given. On a bucket each that is being written holds up to three blocks of 64 MiB in memory.
             cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one.
             options: passed to the fsspec filesystem.
 
@@ -138,7 +140,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
                 raise
 
         parts = split(plan.items, self._files)
-        with ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="save") as pool:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="save") as pool:
             running = [pool.submit(write, number, items) for number, items in enumerate(parts)]
         errors = [error for future in running if (error := future.exception())]
         if errors:

@@ -124,11 +124,13 @@ def test_of_two_saves_into_one_place_one_commits(place: str) -> None:
         save({"w": torch.ones(3)}, BucketWriter(place), planner=Racing())
 
 
-def test_files_of_a_rank_are_written_side_by_side(place: str) -> None:
-    state = {f"w{n}": torch.full((LEAST // 4,), float(n)) for n in range(5)} | {"step": 3}
-    save(state, BucketWriter(place, files_per_rank=3))
-    assert names(place) == [".metadata", "__0_0.distcp", "__0_1.distcp", "__0_2.distcp"]
+def test_files_of_a_rank_are_written_side_by_side(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcp.save.files.LEAST", 1 << 18)
+    state = {f"w{n}": torch.full((1 << 16,), float(n)) for n in range(7)} | {"step": 3}
+    save(state, BucketWriter(place, files_per_rank=6))
+    assert names(place) == [".metadata", *(f"__0_{number}.distcp" for number in range(6))]
     assert_same(load(blank(state), place), state)
+    assert_whole(place)
 
 
 @pytest.mark.parametrize("files", [1, 2, 4, 100])

@@ -74,7 +74,7 @@ def _ignored(ignore: Sequence[str], *departures: dict[str, Expected]) -> Iterato
 def _drift(
     has: Mapping[str, Expected], lacks: Mapping[str, Expected], departed: Mapping[str, Expected]
 ) -> dict[str, tuple[str, int, int]]:
-    """Departed keys that belong to whole children of a list or dict of which the other side keeps some.
+    """Departed keys of whole items of a list, or of a dict of items alike, that has another length.
 
     Returns for such a key (the list or dict, its length where the key is, its length where it is not).
     """
@@ -83,26 +83,30 @@ def _drift(
     for key in departed:
         parts = key.split(".")
         for depth in range(1, len(parts)):
-            parent = ".".join(parts[:depth])
+            parent, child = ".".join(parts[:depth]), parts[depth]
             kept = there.get(parent)
             if kept is None:
                 break
-            if parts[depth] not in kept:
-                is_child = parts[depth].isdigit() or depth + 1 < len(parts)
-                if is_child and len(here[parent]) != len(kept):
+            if child not in kept:
+                alike = child.isdigit() or any(kept[other] == here[parent][child] for other in kept)
+                if alike and len(here[parent]) != len(kept) and (child.isdigit() or depth + 1 < len(parts)):
                     result[key] = (parent, len(here[parent]), len(kept))
                 break
     return result
 
 
-def _children(keys: Mapping[str, Expected]) -> dict[str, set[str]]:
-    """Names of the direct children of every dotted prefix."""
-    children: dict[str, set[str]] = {}
+def _children(keys: Mapping[str, Expected]) -> dict[str, dict[str, frozenset[str]]]:
+    """Direct children of every dotted prefix, each with the names of its own children."""
+    children: dict[str, dict[str, set[str]]] = {}
     for key in keys:
         parts = key.split(".")
         for depth in range(1, len(parts)):
-            children.setdefault(".".join(parts[:depth]), set()).add(parts[depth])
-    return children
+            below = children.setdefault(".".join(parts[:depth]), {}).setdefault(parts[depth], set())
+            below.update(parts[depth + 1 : depth + 2])
+    return {
+        prefix: {name: frozenset(below) for name, below in named.items()}
+        for prefix, named in children.items()
+    }
 
 
 def _departure(

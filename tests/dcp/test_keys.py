@@ -115,6 +115,10 @@ def test_list_drift_is_told_as_drift() -> None:
     assert all(f.detail["drift"] == {"parent": "model.layers", "expected": 3, "actual": 4} for f in grown)
     (single,) = compare(state("model.a", "model.b"), state("model.a"))
     assert "drift" not in single.detail
+    unlike = compare(state("model.head.weight", "model.norm.scale"), state("model.norm.scale"))
+    assert "drift" not in unlike[0].detail
+    named = compare(state("model.first.w", "model.second.w", "model.third.w"), state("model.first.w"))
+    assert [f.detail["drift"]["actual"] for f in named] == [1, 1]
 
 
 def test_ignored_keys_are_said_to_be_ignored() -> None:

@@ -40,6 +40,7 @@ from dcp.exporting.report import CastDtype, require_fitting
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
+from dcp.storage.opening import require_protocol
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
 
@@ -351,6 +352,7 @@ def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
 
 def _placed(place: str, folder: Path) -> str:
     if "://" in place or Path(place).expanduser().is_absolute():
+        require_protocol(place)
         return normalise_url(place)
     return normalise_url(str(folder / place))
 

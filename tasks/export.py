@@ -35,6 +35,7 @@ class ExportRequest:
     rename: tuple[str, ...] = ()
     strip_prefix: str | None = None
     dtype: CastDtype | None = None
+    tie: bool = False
     max_shard_size: int = 5_000_000_000
     memory_budget: int = 512 << 20
     allow_pickle: bool = False
@@ -48,6 +49,7 @@ class ExportRequest:
             "rename": self.rename,
             "strip_prefix": self.strip_prefix,
             "dtype": self.dtype,
+            "tie": self.tie,
             "max_shard_size": self.max_shard_size,
             "memory_budget": self.memory_budget,
             "allow_pickle": self.allow_pickle,

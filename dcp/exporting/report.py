@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from dcp.errors import UsageError
 from dcp.findings import Finding, Report
 
@@ -84,6 +86,8 @@ class ExportReport(Report):
     format: Format
     dtype: CastDtype | None = None
     """What floating tensors were cast to."""
+    tied: dict[str, str] = Field(default_factory=dict)
+    """Tensors that repeat another one, by name, with the name of that one: one storage, or left out."""
     ok: bool
     files: list[ExportedFile]
     tensors: dict[str, ExportedTensor]

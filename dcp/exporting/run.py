@@ -29,6 +29,7 @@ from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
 from dcp.exporting.selection import Selected, Selection, parse_rename, select
 from dcp.exporting.sink import HashingSink
 from dcp.exporting.tensor_stream import Progress
+from dcp.exporting.ties import ties
 from dcp.exporting.torch_export import (
     Stream,
     content_bytes,
@@ -53,6 +54,9 @@ _CAST_BUFFERS = 8
 _LOCAL_RATE = 700e6
 _REMOTE_RATE = 100e6
 
+_TIE_BUFFERS = 2
+"""Bands that looking for equal tensors holds beside those being read."""
+
 
 def export(
     url: str,
@@ -64,6 +68,7 @@ def export(
     rename: Sequence[str] = (),
     strip_prefix: str | None = None,
     dtype: CastDtype | None = None,
+    tie: bool = False,
     max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     allow_pickle: bool = False,
@@ -82,6 +87,8 @@ def export(
         rename: ``REGEX=>TEXT`` rules on dotted keys.
         strip_prefix: taken off every key.
         dtype: what floating tensors are cast to; others and complex ones stay as they are.
+        tie: let equal tensors share one storage, or for safetensors keep only the first; reads those that may
+            be equal twice.
         max_shard_size: bytes of tensors in one safetensors file.
         memory_budget: bytes the process may use.
         allow_pickle: keep objects of classes that are on no list.
@@ -98,22 +105,27 @@ def export(
     """
     started = time.perf_counter()
     checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    threads, band_bytes, memory = _memory(checkpoint, chosen, memory_budget, dtype)
+    threads, band_bytes, memory = _memory(checkpoint, chosen, memory_budget, dtype, tie)
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
 
     def finished() -> None:
         _require_unchanged(checkpoint)
 
+    tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
+    tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if tie else {}
+    names = {item.entry.key: item.key for item in chosen}
     stream: Stream | SafetensorsExport
     if format == "safetensors":
-        shards, findings = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
+        shards, findings = lay_out(
+            checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype, tied=tied
+        )
         machine.require_room(memory, sum(shard.size for shard in shards), normalise_url(dest))
         stream = SafetensorsExport(checkpoint, shards, band_bytes=band_bytes, threads=threads)
         stream.write(store, finished=finished, progress=progress)
         files = stream.files
     else:
         machine.require_room(memory, _written(chosen, dtype), normalise_url(dest))
-        prepared = prepare(checkpoint, chosen, dtype=dtype, allow_pickle=allow_pickle)
+        prepared = prepare(checkpoint, chosen, dtype=dtype, tied=tied, allow_pickle=allow_pickle)
         findings = prepared.findings
         stream = Stream(
             checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
@@ -121,6 +133,7 @@ def export(
         with store.writer(name) as target, HashingSink(target) as sink:
             stream.write(sink, progress)
             finished()
+        stream.tensors.update({names[key]: stream.tensors[names[kept]] for key, kept in tied.items()})
         files = [ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c)]
     return ExportReport(
         checkpoint=checkpoint.url,
@@ -128,6 +141,7 @@ def export(
         dest=normalise_url(dest),
         format=format,
         dtype=dtype,
+        tied={names[key]: names[kept] for key, kept in tied.items()},
         ok=True,
         files=files,
         tensors=stream.tensors,
@@ -155,7 +169,7 @@ def plan_export(
 ) -> ExportPlan:
     """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
     checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype)
+    _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype, tie=False)
     _, name = open_parent(dest, **options)
     size = content_bytes(chosen)
     files = [PlannedFile(name=name, bytes=_written(chosen, dtype))]
@@ -224,7 +238,7 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> None:
 
 
 def _memory(
-    checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None
+    checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None, tie: bool
 ) -> tuple[int, int, int]:
     """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
     threads = 8 if "://" in checkpoint.url else 2
@@ -239,7 +253,7 @@ def _memory(
     types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}
     if any(needs_torch(source, output_dtype(source, dtype)) for source in types):
         fixed += _TORCH
-    buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0)
+    buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0) + (_TIE_BUFFERS if tie else 0)
     band = min(_BAND, (budget - fixed) // buffers)
     if band < _SMALLEST_BAND:
         needed = fixed + buffers * _SMALLEST_BAND

@@ -8,7 +8,7 @@ other shows them one by one, and until the index stands they are nobody's. A fai
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
 from dcp.checkpoint import Checkpoint
@@ -37,6 +37,7 @@ def lay_out(
     name: str,
     max_shard_size: int,
     dtype: str | None = None,
+    tied: Mapping[str, str] | None = None,
 ) -> tuple[list[Shard], list[Finding]]:
     """What goes into which file, and what safetensors cannot hold.
 
@@ -47,15 +48,24 @@ def lay_out(
     left_out: list[Finding] = []
     for item in chosen:
         entry = item.entry
-        if isinstance(entry, TensorEntry) and holds(goes_out := output_dtype(entry.dtype, dtype)):
+        kept = (tied or {}).get(entry.key)
+        facts: dict[str, str] = {}
+        if not isinstance(entry, TensorEntry):
+            why = "it is not a tensor, which is all that safetensors hold"
+        elif not holds(goes_out := output_dtype(entry.dtype, dtype)):
+            why = f"it is {goes_out}, which safetensors cannot hold"
+        elif kept is not None:
+            why, facts = f"it equals {kept}, which is there", {"tied_to": kept}
+        else:
             tensors.append(OutTensor(entry, item.key, goes_out))
             continue
-        what = f"is {entry.dtype}" if isinstance(entry, TensorEntry) else "is not a tensor"
         left_out.append(
             finding(
                 "export.skipped-object",
-                f"{entry.key} is left out: it {what}, which safetensors cannot hold",
+                f"{entry.key} is left out: {why}",
                 key=entry.key,
+                severity="info" if facts else None,
+                facts=facts,
             )
         )
     if not tensors:

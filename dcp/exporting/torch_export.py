@@ -60,7 +60,12 @@ class TorchExport:
 
 
 def prepare(
-    checkpoint: Checkpoint, chosen: list[Selected], *, dtype: str | None = None, allow_pickle: bool
+    checkpoint: Checkpoint,
+    chosen: list[Selected],
+    *,
+    dtype: str | None = None,
+    tied: Mapping[str, str] | None = None,
+    allow_pickle: bool,
 ) -> TorchExport:
     """Read the objects, judge them, and lay out the file.
 
@@ -68,6 +73,7 @@ def prepare(
         checkpoint: where they are.
         chosen: what goes out, and under which path.
         dtype: what floating tensors are cast to.
+        tied: keys of tensors that get the storage of another one, with that one's key.
         allow_pickle: keep objects whose classes are on no list.
 
     Raises:
@@ -76,6 +82,7 @@ def prepare(
     """
     records = Records(checkpoint.store, checkpoint.objects)
     sources: dict[Storage, OutTensor | _Embedded] = {}
+    storages: dict[str, Storage] = {}
     findings: list[Finding] = []
     values: list[tuple[Selected, Value]] = []
     archives = _read_objects(records, [c.entry for c in chosen if isinstance(c.entry, ObjectEntry)])
@@ -83,8 +90,11 @@ def prepare(
         entry = item.entry
         if isinstance(entry, TensorEntry):
             tensor = OutTensor(entry, item.key, output_dtype(entry.dtype, dtype))
-            spec = TensorSpec.contiguous(tensor.dtype, entry.shape)
-            sources[spec.storage] = tensor
+            shared = storages[tied[entry.key]] if tied and entry.key in tied else None
+            spec = TensorSpec.contiguous(tensor.dtype, entry.shape, shared)
+            storages[entry.key] = spec.storage
+            if shared is None:
+                sources[spec.storage] = tensor
             values.append((item, spec))
             continue
         archive = archives[entry.key]

@@ -198,6 +198,12 @@ def export(
         Literal["float16", "bfloat16", "float32", "float64"] | None,
         typer.Option("--dtype", help="Cast floating tensors to this type; rounded as torch rounds."),
     ] = None,
+    tie: Annotated[
+        bool,
+        typer.Option(
+            "--tie", help="Let equal tensors share one storage; of safetensors keep only the first of them."
+        ),
+    ] = False,
     max_shard_size: Annotated[
         int,
         typer.Option(
@@ -258,6 +264,7 @@ def export(
             dtype=dtype,
             max_shard_size=max_shard_size,
             memory_budget=memory_budget,
+            tie=tie,
             allow_pickle=allow_pickle,
             progress=progress,
         )

@@ -38,10 +38,27 @@ def open_store(url: str, **options: Any) -> Store:
         return LocalStore(url, options)
     if protocol in ("gs", "gcs") and os.environ.get("STORAGE_EMULATOR_HOST"):
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    filesystem = calling(url, _filesystem_class(url), **{"use_listings_cache": False, **options})
+    kind = MemoryStore if protocol == "memory" else RemoteStore
+    return kind(url, filesystem, options)
+
+
+def require_protocol(url: str) -> None:
+    """Check that locations like ``url`` can be opened here, without doing so.
+
+    Raises:
+        UsageError: the protocol is unknown or its package is not installed.
+    """
+    if split_protocol(url)[0] != "file":
+        _filesystem_class(url)
+
+
+def _filesystem_class(url: str) -> type[Any]:
     import fsspec
 
+    protocol, _ = split_protocol(url)
     try:
-        filesystem_class = fsspec.get_filesystem_class(protocol)
+        found: type[Any] = fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise UsageError(
             f"unknown protocol {protocol!r} in {url}; use a path, gs://, s3:// or memory://"
@@ -49,9 +66,7 @@ def open_store(url: str, **options: Any) -> Store:
     except ImportError:
         package = _EXTRAS.get(protocol, f"the fsspec package for {protocol}")
         raise UsageError(f"{url} needs {package}: pip install {package}") from None
-    filesystem = calling(url, filesystem_class, **{"use_listings_cache": False, **options})
-    kind = MemoryStore if protocol == "memory" else RemoteStore
-    return kind(url, filesystem, options)
+    return found
 
 
 def open_parent(url: str, **options: Any) -> tuple[Store, str]:

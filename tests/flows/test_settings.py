@@ -137,6 +137,12 @@ exports = []
             "runs[0].expectation: no contract file at /nope.json; ",
         ),
         (RUN + 'expectation = "gs://"', "runs[0].expectation: 'gs://' names no bucket"),
+        (
+            RUN.replace("gs://train", "nope://train"),
+            "runs[0].source: unknown protocol 'nope' in nope://train",
+        ),
+        (RUN.replace("gs://pub", "nope://pub"), "runs[0].publish: unknown protocol 'nope' in nope://pub"),
+        (RUN + 'expectation = "nope://x/c.json"', "runs[0].expectation: unknown protocol 'nope' in nope"),
         (RUN + 'expectation = ""', "runs[0].expectation: should not be empty"),
         (RUN + '[[runs.exports]]\nname = "../x"', "runs[0].exports[0].name: should be a plain name"),
         (RUN + '[[runs.exports]]\nname = "manifest.json"', "runs[0].exports: manifest.json is the name"),

@@ -1,4 +1,4 @@
-"""Export to one file beside ``cat`` and torch's ``dcp_to_torch_save``.
+"""Export to one file, torch.save or safetensors, beside ``cat`` and torch's ``dcp_to_torch_save``.
 
 python -m tests.bench.bench_export CHECKPOINT [WORKDIR]
 """
@@ -28,8 +28,11 @@ def main() -> None:
             "dcp_to_torch_save(*sys.argv[1:])"
         )
 
+        tensors = out.with_suffix(".safetensors")
+
         def clear() -> None:
             out.unlink(missing_ok=True)
+            tensors.unlink(missing_ok=True)
 
         compare(
             [
@@ -41,6 +44,19 @@ def main() -> None:
                         "export",
                         str(arguments.checkpoint),
                         str(out),
+                        "--quiet",
+                    ],
+                    clear,
+                ),
+                Contestant(
+                    "ckpt export --format safetensors",
+                    [
+                        str(Path(sys.executable).with_name("ckpt")),
+                        "export",
+                        str(arguments.checkpoint),
+                        str(tensors),
+                        "--format",
+                        "safetensors",
                         "--quiet",
                     ],
                     clear,

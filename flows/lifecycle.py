@@ -51,6 +51,7 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
     Raises:
         UsageError: ``step`` is no step's name.
         SettingsError: the contract file in the settings is absent, or no contract.
+        StageSettingsError: the settings ask for what cannot be done with this step.
         StepGoneError: it is not in the source any more.
         StorageError: source or ledger cannot be listed or written; nothing is known of the step.
     """
@@ -335,6 +336,9 @@ class _Process:
         started = time.perf_counter()
         try:
             report = self.call(function, *args, **kwargs)
+        except UsageError as error:
+            # Nothing is wrong with the step, so nothing is recorded of it.
+            raise self.workshop.mistaken(stage, self.found.name, error) from None
         # Whatever a stage raises must be recorded: otherwise it would be tried for ever and nobody told.
         except Exception as error:
             self.unreachable = isinstance(error, StorageError) and not isinstance(error, NotFoundError)

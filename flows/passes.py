@@ -18,7 +18,7 @@ from dcp.findings import Report
 from dcp.storage import open_store
 from flows.lifecycle import process_step, provisional_key
 from flows.settings import LifecycleSettings, RunSettings
-from flows.workshop import StepGoneError, StepReport, Workshop
+from flows.workshop import StageSettingsError, StepGoneError, StepReport, Workshop
 from tasks.alert import Emit, Pending, pending_deliveries, redeliver, told
 from tasks.discover import Discovery, FoundStep, describe, discover
 from tasks.ledger import Ledger, StepKey, failures, timestamp
@@ -33,8 +33,10 @@ class RunReport(Report):
 
     run: str
     ok: bool
-    """Whether source and ledger could be reached and no stage failed for the environment's sake."""
+    """Whether source and ledger could be reached and neither environment nor settings failed a stage."""
     error: str | None = None
+    mistake: str | None = None
+    """A setting with which a step could not be processed; the step was left alone."""
     steps: list[StepReport]
     unchanged: int = 0
     """Steps on which there is nothing left to do."""
@@ -60,7 +62,9 @@ class PassReport(Report):
 
     @property
     def exit_code(self) -> int:
-        """3 if the environment failed anywhere, 1 if a step was found bad, else 0."""
+        """2 if the settings are wrong, 3 if the environment failed, 1 if a step was found bad, else 0."""
+        if any(run.mistake for run in self.runs):
+            return 2
         if not all(run.ok for run in self.runs):
             return 3
         return 1 if any(step.outcome == "problem" for step in self.steps) else 0
@@ -206,6 +210,10 @@ def _run_report(
                 step = process(run, name)
             except StepGoneError:
                 # Removed since the listing; if the source itself is gone the next pass says so.
+                continue
+            except StageSettingsError as mistaken:
+                report.ok = False
+                report.mistake = report.mistake or str(mistaken)
                 continue
             report.steps.append(step)
             report.ok = report.ok and step.outcome != "retry"

@@ -37,6 +37,7 @@ from pydantic_settings import (
 from dcp.checks.keys import IGNORED
 from dcp.errors import SettingsError, UsageError
 from dcp.exporting.report import CastDtype, require_fitting
+from dcp.exporting.selection import parse_rename
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
@@ -80,6 +81,11 @@ def _layout(value: str) -> str:
     return str(Layout.parse(value))
 
 
+def _rename(value: str) -> str:
+    parse_rename(value)
+    return value
+
+
 def _classes(value: tuple[str, ...]) -> tuple[str, ...]:
     Allowance(value)
     return value
@@ -119,7 +125,7 @@ class ExportSettings(_Section):
     """Which part of a step of several parts; all of them by default, each in a directory of its own."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    rename: tuple[str, ...] = ()
+    rename: tuple[Annotated[str, AfterValidator(_rename)], ...] = ()
     strip_prefix: str | None = None
     dtype: CastDtype | None = None
     """What floating tensors are cast to."""

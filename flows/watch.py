@@ -33,6 +33,8 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
     for run in report.runs:
         if run.error:
             logger.error("run %s: %s", run.run, run.error)
+        if run.mistake:
+            logger.error("%s", run.mistake)
         if run.unknown:
             logger.warning("run %s: not steps, left alone: %s", run.run, ", ".join(run.unknown[:20]))
     return report

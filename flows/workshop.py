@@ -22,8 +22,21 @@ Outcome = Literal["published", "problem", "retry", "writing"]
 environment failed and a later pass tries again. ``writing``: it is too early to judge."""
 
 
+_FIELDS: dict[Stage, str] = {
+    "validate": "source",
+    "test-load": "layouts",
+    "export": "exports",
+    "publish": "publish",
+}
+"""What a stage takes from the settings of a run."""
+
+
 class StepGoneError(NotFoundError):
     """The step is not in the source any more. No other absent thing may be taken for this."""
+
+
+class StageSettingsError(SettingsError):
+    """A stage cannot do with one step what the settings ask of it; with other steps it may."""
 
 
 class StageOutcome(Report):
@@ -99,3 +112,8 @@ class Workshop:
             if run.expectation in ("none", "previous"):
                 raise
             raise SettingsError(f"{self.settings.field(run, 'expectation')}: {error}") from None
+
+    def mistaken(self, stage: Stage, step: str, error: UsageError) -> StageSettingsError:
+        """What is said where ``stage`` found that it was asked for something impossible."""
+        field = self.settings.field(self.run, _FIELDS[stage])
+        return StageSettingsError(f"{field}: {stage} of {step}: {error}")

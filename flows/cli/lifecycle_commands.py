@@ -62,8 +62,8 @@ def watch(
     """Take all new steps from validation to publication.
 
     With --once the exit code is 0 where every step worked on is published, 1 where one was found bad in this
-    pass, 3 where the environment failed. Without, it runs until it is stopped, a pass every `interval`, and
-    --json prints one document a pass, each on a line.
+    pass, 2 where a setting does not fit a step, 3 where the environment failed. Without, it runs until it is
+    stopped, a pass every `interval`, and --json prints one document a pass, each on a line.
 
     \b
     Examples:

@@ -42,13 +42,15 @@ def show_pass(out: Output, report: PassReport) -> None:
             show_step(out, step)
         if run.error:
             out.line(f"{name(run.run)}  not reached: {name(run.error, 500)}", "bad")
+        if run.mistake:
+            out.line(f"{name(run.run)}  {name(run.mistake, 500)}", "bad")
         if run.unknown:
             out.line(f"{name(run.run)}  not steps, left alone: {_names(run.unknown)}", "dim")
         if run.redelivered:
             out.line(f"{name(run.run)}  {plural(run.redelivered, 'alert')} sent again")
         left = [f"{plural(run.unchanged, 'step')} with nothing left to do"] if run.unchanged else []
         left += [f"being written: {_names(run.writing)}"] if run.writing else []
-        if left or not run.steps:
+        if left or not (run.steps or run.error or run.mistake):
             out.line(f"{name(run.run)}  {'; '.join(left) or 'no steps'}", "dim")
 
 
@@ -64,6 +66,8 @@ def errors_of_pass(report: PassReport) -> Iterator[str]:
     for run in report.runs:
         if run.error:
             yield f"{run.run}: {run.error}"
+        if run.mistake:
+            yield run.mistake
         for step in run.steps:
             yield from errors_of_step(step)
 

@@ -68,3 +68,39 @@ def test_a_step_that_is_gone(here: Lifecycle) -> None:
     here.save("step_2")
     with pytest.raises(StepGoneError):
         process_step(Workshop.of(here.settings(), RUN), "step_1")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ('part = "model"', "wants the part model"),
+        ('include = ["nope.*"]', "'nope.*' matches none of the keys"),
+    ],
+)
+def test_a_setting_that_does_not_fit_a_step_is_no_fault_of_the_step(
+    here: Lifecycle, table: str, said: str
+) -> None:
+    here.save("step_1")
+    here.save("step_2", without=(".metadata",))
+    wrong = here.settings(max_attempts=1, tables=f"[[runs.exports]]\n{table}\n")
+    for _ in range(2):
+        report = here.once(wrong)
+        [run] = report.runs
+        assert (report.exit_code, run.ok, run.error) == (2, False, None)
+        assert str(run.mistake).startswith("lifecycle.toml: runs[0].exports: export of step_1: ")
+        assert said in str(run.mistake)
+    # The other step was looked at nevertheless.
+    assert [alert.problem for alert in here.told] == ["incomplete"]
+    [records] = here.records("step_1")
+    assert not {record for record in records if record.startswith(("failed", "alerted"))}
+    assert outcomes(here.once(here.settings())) == {"step_1": "published"}
+
+
+def test_a_setting_that_does_not_fit_the_one_step_that_was_asked_for(here: Lifecycle) -> None:
+    here.save("step_1")
+    wrong = here.settings(tables='[[runs.exports]]\npart = "model"\n')
+    with pytest.raises(
+        SettingsError, match=r"^lifecycle\.toml: runs\[0\]\.exports: export of step_1: "
+    ) as raised:
+        process_step(Workshop.of(wrong, RUN), "step_1")
+    assert raised.value.exit_code == 2

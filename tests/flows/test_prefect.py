@@ -147,7 +147,7 @@ def test_a_prefect_that_does_not_answer_is_the_environment(tmp_path: Path, url: 
 @pytest.mark.usefixtures("prefect_api")
 def test_one_step_on_demand_is_tried_again_beyond_its_limit(bucket: Lifecycle) -> None:
     bucket.save("step_1")
-    wrong = bucket.settings(max_attempts=1, tables='[[runs.exports]]\npart = "model"\n')
+    wrong = bucket.settings(max_attempts=1, tables="[[runs.exports]]\nmemory_budget = 1\n")
     assert outcomes(watch_once(wrong)) == {"step_1": "export"}
     again = run_step(wrong, f"{bucket.source.url}/step_1")
     assert (again.outcome, again.attempts) == ("problem", 2)

@@ -143,6 +143,11 @@ exports = []
         ),
         (RUN.replace("gs://pub", "nope://pub"), "runs[0].publish: unknown protocol 'nope' in nope://pub"),
         (RUN + 'expectation = "nope://x/c.json"', "runs[0].expectation: unknown protocol 'nope' in nope"),
+        (
+            RUN + '[[runs.exports]]\nrename = ["(=>x"]',
+            "runs[0].exports[0].rename[0]: rename '(=>x': '(' is no",
+        ),
+        (RUN + '[[runs.exports]]\nrename = ["x"]', "runs[0].exports[0].rename[0]: rename 'x' has no '=>'"),
         (RUN + 'expectation = ""', "runs[0].expectation: should not be empty"),
         (RUN + '[[runs.exports]]\nname = "../x"', "runs[0].exports[0].name: should be a plain name"),
         (RUN + '[[runs.exports]]\nname = "manifest.json"', "runs[0].exports: manifest.json is the name"),

@@ -72,7 +72,7 @@ def _key(life: Lifecycle, step: str) -> str:
 
 def test_a_step_that_is_being_written_and_one_that_fails(here: Lifecycle) -> None:
     here.save("step_1")
-    here.once(here.settings(tables='[[runs.exports]]\npart = "model"\n'))
+    here.once(here.settings(tables="[[runs.exports]]\nmemory_budget = 1\n"))
     here.save("step_2", without=(".metadata",))
     [run] = run_status(here.settings(grace_period="1h")).runs
     failing, writing = run.steps

@@ -17,15 +17,7 @@ from dcp.findings import Finding
 from dcp.storage import join_url, open_store
 from flows.telling import Teller
 from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
-from tasks.discover import (
-    FoundStep,
-    Sighting,
-    compile_pattern,
-    describe,
-    judge,
-    sighting_of,
-    step_number,
-)
+from tasks.discover import FoundStep, Sighting, compile_pattern, describe, judge, sighting_of, step_number
 from tasks.export import ExportRequest, artifacts_stand, export_step
 from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures
 from tasks.load_check import load_check_step

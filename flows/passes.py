@@ -45,7 +45,9 @@ class RunReport(Report):
     unknown: list[str]
     """Directories that are no steps, reported by this pass and not again."""
     redelivered: int = 0
-    """Alerts of earlier passes that were sent again."""
+    """Alerts of earlier passes that have reached everybody now."""
+    undelivered: tuple[str, ...] = ()
+    """Deliveries that were tried again and failed again: alert, sink and reason."""
 
 
 class PassReport(Report):
@@ -204,7 +206,13 @@ def _run_report(
         _note(found, report)
         for key, pending in found.deliver:
             sent = redeliver(found.ledger, key, pending, sinks=settings.alert_urls(run), emit=emit)
-            report.redelivered += sent is not None
+            if sent is not None:
+                report.redelivered += sent.ok
+                report.undelivered += tuple(
+                    f"{sent.problem} of {key.step} to {delivery.sink}: {delivery.error}"
+                    for delivery in sent.deliveries
+                    if not delivery.ok
+                )
         for name in found.due:
             try:
                 step = process(run, name)

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 _MOST_NAMES = 10
 
 
+_FAILED = {
+    "validate": "validate-failed",
+    "test-load": "load-failed",
+    "export": "export-failed",
+    "publish": "publish-failed",
+}
+
+
+def problem_name(problem: str) -> str:
+    """How a problem is shown: that of a stage must not read as if the stage were at work."""
+    return _FAILED.get(problem, problem)
+
+
 def show_step(out: Output, report: StepReport) -> None:
     """One step: its outcome, its stages, what went wrong, who was told."""
     style = {"published": "good", "problem": "bad"}.get(report.outcome, "warning")
@@ -47,7 +60,9 @@ def show_pass(out: Output, report: PassReport) -> None:
         if run.unknown:
             out.line(f"{name(run.run)}  not steps, left alone: {_names(run.unknown)}", "dim")
         if run.redelivered:
-            out.line(f"{name(run.run)}  {plural(run.redelivered, 'alert')} sent again")
+            out.line(f"{name(run.run)}  {plural(run.redelivered, 'alert')} delivered that had failed before")
+        for failed in run.undelivered:
+            out.line(f"{name(run.run)}  alert not delivered: {name(failed, 500)}", "warning")
         left = [f"{plural(run.unchanged, 'step')} with nothing left to do"] if run.unchanged else []
         left += [f"being written: {_names(run.writing)}"] if run.writing else []
         if left or not (run.steps or run.error or run.mistake):
@@ -74,7 +89,7 @@ def errors_of_pass(report: PassReport) -> Iterator[str]:
 
 def _outcome(report: StepReport) -> str:
     if report.outcome == "problem":
-        return report.problem or "problem"
+        return problem_name(report.problem or "problem")
     if report.outcome == "retry":
         return f"failed {plural(report.attempts, 'time')}, will be tried again"
     return "still being written" if report.outcome == "writing" else report.outcome

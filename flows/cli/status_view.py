@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flows.cli.lifecycle_views import problem_name
 from flows.cli.output import Cell, Output
 from flows.cli.text import human_age, human_bytes, name, plural
 
@@ -54,7 +55,7 @@ def _show_run(out: Output, run: RunStatus) -> None:
 
 
 def _row(step: StepStatus) -> list[Cell]:
-    state = step.problem if step.state == "problem" and step.problem else step.state
+    state = problem_name(step.problem) if step.state == "problem" and step.problem else step.state
     return [
         name(step.step),
         (state, _STATES[step.state]),
@@ -67,7 +68,9 @@ def _row(step: StepStatus) -> list[Cell]:
 
 def _show_trouble(out: Output, step: StepStatus) -> None:
     facts = [f"failed {plural(step.attempts, 'time')}"] if step.state == "failing" else []
-    facts += [f"{alert.problem} {_ALERTS[alert.state]} {_minute(alert.told)}" for alert in step.alerts]
+    facts += [
+        f"{problem_name(alert.problem)} {_ALERTS[alert.state]} {_minute(alert.told)}" for alert in step.alerts
+    ]
     out.line(f"{name(step.step)}: {name(step.message or step.state, 500)}")
     if facts:
         out.line(f"  {'; '.join(name(fact) for fact in facts)}", "dim")

@@ -322,8 +322,8 @@ def load_settings(path: str | Path = DEFAULT_FILE) -> LifecycleSettings:
 def _require_readable(file: Path) -> None:
     if not file.is_file():
         raise SettingsError(
-            f"{file.name}: no such settings file in {file.parent}; write one with three lines: "
-            '[[runs]], name = "my-run", source = "gs://bucket/run" and publish = "gs://bucket/published"'
+            f"{file.name}: no such settings file in {file.parent}; write one with four lines: "
+            '[[runs]], name = "my-run", source = "gs://bucket/run", publish = "gs://bucket/published"'
             if not file.exists()
             else f"{file.name}: is not a file"
         )

@@ -77,7 +77,7 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
     )
     out.line()
     out.line("Next")
-    ckpt = _program(here)
+    ckpt = program(here)
     broken = next((step.step for step in run.steps if step.problem), None)
     if broken:
         out.line(f"  {ckpt} validate {typed(f'{report.source}/{broken}')}")
@@ -86,10 +86,18 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
     out.line(f"  {ckpt} status --config {typed(report.settings)}")
 
 
-def _program(here: Path) -> str:
-    """What to type for this very command in ``here``: its name alone only where the shell would find it."""
-    called = shutil.which(sys.argv[0], path=f"{here}{os.pathsep}{os.environ.get('PATH', '')}")
-    if called is None or Path(called).name != "ckpt" or shutil.which("ckpt") == called:
+def program(here: Path) -> str:
+    """What to type in ``here`` for this very command: its name alone only where the shell would find it.
+
+    The process works in another directory by now.
+    """
+    called = Path(here, sys.argv[0])
+    if called.name != "ckpt" or not called.is_file():
+        called = Path(sys.executable).with_name("ckpt")
+    known = shutil.which("ckpt")
+    if not called.is_file() or (known is not None and Path(here, known).absolute() == called.absolute()):
         return "ckpt"
-    relative = os.path.relpath(Path(here, called), here)
-    return shlex.quote(called if relative.startswith("..") else relative)
+    relative = os.path.relpath(called, here)
+    if relative.startswith(".."):
+        return shlex.quote(str(called))
+    return shlex.quote(relative if os.sep in relative else f".{os.sep}{relative}")

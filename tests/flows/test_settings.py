@@ -226,7 +226,9 @@ def test_the_environment_overrides_the_top_level(file: Path, monkeypatch: pytest
 
 
 def test_a_file_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"nothing\.toml: no such settings file in .*; write one"):
+    with pytest.raises(
+        SettingsError, match=r"nothing\.toml: no such settings file in .*; write one with four lines: "
+    ):
         load_settings(tmp_path / "nothing.toml")
     with pytest.raises(SettingsError, match="is not a file"):
         load_settings(tmp_path)

@@ -15,7 +15,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, changes, fingerprint_of, open_checkpoint, survey
 from dcp.checks.evolution import check_evolution
-from dcp.checks.files import check_files
+from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.keys import IGNORED, check_keys
 from dcp.checks.optimizer import check_optimizers, read_members
 from dcp.checks.paths import check_paths
@@ -32,9 +32,6 @@ from dcp.producer import describe_foreign
 
 GRACE_SECONDS = 1800.0
 """How long nothing may have changed before a step without an index counts as incomplete."""
-NEWER_SECONDS = 300.0
-"""How much newer than the index a data file may be before the step counts as torn."""
-
 _TORN = {"files.missing", "files.truncated", "files.newer-than-metadata"}
 _TOLD_BY_INDEX = _TORN | {"files.unsafe-path", "records.missing", "records.out-of-bounds"}
 """Codes that a scrub meets again but that the index and the listing have told already."""

@@ -18,6 +18,9 @@ from dcp.record import Record
 from dcp.safetensors_file import is_safetensors
 from dcp.storage import is_safe_name
 
+NEWER_SECONDS = 300.0
+"""How much newer than the index a data file may be before the step counts as torn."""
+
 
 def check_files(checkpoint: Checkpoint, *, newer_seconds: float, copied: bool) -> Iterator[Finding]:
     """Findings about referenced objects and the byte ranges in them.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, get_args
 
 from dcp.checkpoint import Checkpoint, changes, open_checkpoint
-from dcp.checks.files import check_files
+from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
@@ -38,8 +38,9 @@ from dcp.exporting.torch_export import (
     require_savable,
 )
 from dcp.exporting.torch_file import archive_name_for
-from dcp.findings import errors_of
-from dcp.index import TensorEntry
+from dcp.findings import Finding, errors_of
+from dcp.index import Entry, TensorEntry
+from dcp.record import Record
 from dcp.storage import normalise_url, open_parent
 
 MEMORY_BUDGET = 512 << 20
@@ -104,7 +105,7 @@ def export(
         StorageError: storage failed; nothing was written.
     """
     started = time.perf_counter()
-    checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
+    checkpoint, chosen, warnings = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     threads, band_bytes, memory = _memory(checkpoint, chosen, memory_budget, dtype, tie)
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
 
@@ -149,7 +150,7 @@ def export(
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
         peak_memory=machine.peak_memory(),
-        findings=findings,
+        findings=[*warnings, *findings],
     )
 
 
@@ -168,7 +169,7 @@ def plan_export(
     **options: Any,
 ) -> ExportPlan:
     """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
-    checkpoint, chosen = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
+    checkpoint, chosen, _ = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype, tie=False)
     _, name = open_parent(dest, **options)
     size = content_bytes(chosen)
@@ -203,7 +204,7 @@ def _choose(
     rename: Sequence[str],
     strip_prefix: str | None,
     options: dict[str, Any],
-) -> tuple[Checkpoint, list[Selected]]:
+) -> tuple[Checkpoint, list[Selected], list[Finding]]:
     selection = Selection(
         tuple(include), tuple(exclude), tuple(parse_rename(rule) for rule in rename), strip_prefix
     )
@@ -214,18 +215,25 @@ def _choose(
     chosen = select(checkpoint.index, selection)
     if format == "torch":
         require_savable(chosen)
-    _require_whole(checkpoint, chosen)
-    return checkpoint, chosen
+    return checkpoint, chosen, _require_whole(checkpoint, chosen)
 
 
-def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> None:
-    """Refuse what would come out with holes. Times are not judged here: bytes are, by their CRC."""
+def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[Finding]:
+    """Refuse what would come out with holes; warnings that the times of the files give are returned.
+
+    Times alone refuse nothing, because a copy does not keep them: the bytes are judged, by their CRC.
+    """
     keys = {item.entry.key for item in chosen}
-    faults = [
-        found
-        for found in errors_of(check_files(checkpoint, newer_seconds=float("inf"), copied=True))
-        if found.key in keys or not keys.isdisjoint(found.detail.get("keys", ()) or ())
-    ]
+    files = {record.path for item in chosen for record in _records(item.entry)}
+    faults: list[Finding] = []
+    warnings: list[Finding] = []
+    for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=True):
+        cut = found.detail.get("keys")
+        concerned = keys.isdisjoint(cut) is False if isinstance(cut, list) else found.file in files
+        if found.severity == "error" and (found.key in keys or concerned):
+            faults.append(found)
+        elif found.code == "files.newer-than-metadata" and found.file in files:
+            warnings.append(found)
     for item in chosen:
         if isinstance(item.entry, TensorEntry):
             faults += errors_of(check_tensor(item.entry))
@@ -235,6 +243,12 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> None:
             + (f" (and {len(faults) - 1} more findings)" if len(faults) > 1 else ""),
             faults,
         )
+    return warnings
+
+
+def _records(entry: Entry) -> Iterator[Record]:
+    records = entry.chunks.records if isinstance(entry, TensorEntry) else (entry.record,)
+    return (record for record in records if record is not None)
 
 
 def _memory(

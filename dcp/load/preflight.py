@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
-from dcp.checks.files import check_files
+from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.tiling import check_tensor
 from dcp.errors import MetadataError, NotLoadableError
 from dcp.findings import Code, Finding, finding
@@ -20,8 +20,6 @@ _ABSENT: frozenset[Code] = frozenset(
 )
 """What keeps bytes from being loaded. Whatever else may be wrong with the files is for a validation."""
 
-NEWER_SECONDS = 300.0
-"""How much newer than the index a data file may be before a load is refused, as in a validation."""
 _SHOWN = 5
 
 

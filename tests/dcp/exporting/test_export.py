@@ -132,6 +132,26 @@ def test_damage_known_from_the_index_is_refused_before_reading(
     assert not (tmp_path / "out.pt").exists()
 
 
+def test_files_newer_than_the_index_are_a_warning(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_tied")
+    os.utime(step / "__0_0.distcp")
+    report = export(str(step), str(tmp_path / "out.pt"))
+    assert [(f.code, f.severity) for f in report.findings] == [("files.newer-than-metadata", "warning")]
+
+
+def test_only_damage_in_what_is_exported_counts(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_fsdp2_file_per_tensor")
+    index = dcp.read_index(str(step))
+    record = next(e for e in index.tensors if e.key == "model.cnt").chunks.records[0]
+    assert record is not None
+    (step / record.path).unlink()
+    with pytest.raises(NotLoadableError):
+        export(str(step), str(tmp_path / "out.pt"))
+    with pytest.raises(NotLoadableError):
+        export(str(step), str(tmp_path / "out.pt"), include=["model.c*"])
+    assert export(str(step), str(tmp_path / "out.pt"), exclude=["model.cnt"]).ok
+
+
 def test_a_change_while_reading_leaves_nothing(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
     step = golden_copy("torch_fsdp_tp_2x2")
 

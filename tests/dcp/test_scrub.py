@@ -308,3 +308,43 @@ def test_weights_of_zeros_are_told(tmp_path: Path) -> None:
         ("values.zero", "w", "warning"),
         ("values.zero", "optim.state.w.exp_avg", "info"),
     }
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ("chunk lost", "tiling.gap"),
+        ("chunk and bytes lost", "tiling.gap"),
+        ("chunk doubled", "tiling.overlap"),
+        ("chunk too large", "tiling.out-of-bounds"),
+        ("bytes lost", "records.missing"),
+    ],
+)
+def test_a_scrub_beside_damage_of_the_index_says_each_thing_once(
+    fault: str, code: str, golden_copy: Callable[[str], Path]
+) -> None:
+    step = golden_copy("torch_fsdp_tp_2x2")
+    metadata = pickle.loads((step / ".metadata").read_bytes())
+    described = metadata.state_dict_metadata.items()
+    key, chunks = next((k, t.chunks) for k, t in described if len(getattr(t, "chunks", ())) == 4)
+    place = next(i for i in metadata.storage_data if (i.fqn, i.offset) == (key, chunks[-1].offsets))
+    match fault:
+        case "chunk lost":
+            chunks.pop()
+        case "chunk and bytes lost":
+            chunks.pop()
+            del metadata.storage_data[place]
+        case "chunk doubled":
+            chunks.append(chunks[0])
+        case "chunk too large":
+            chunks[-1].sizes = torch.Size([99, 99])
+        case "bytes lost":
+            del metadata.storage_data[place]
+    (step / ".metadata").write_bytes(pickle.dumps(metadata))
+    report = dcp.validate(str(step), scrub=True, copied=True)
+    assert not report.ok
+    assert code in {f.code for f in report.findings}
+    told = [(f.code, f.key, str(f.detail.get("offsets"))) for f in report.findings]
+    assert len(told) == len(set(told))
+    assert report.tensors is not None
+    assert set(report.tensors) == {k for k, t in described if hasattr(t, "chunks")} - {key}

@@ -336,3 +336,16 @@ def test_coalesced_ranges_hold_every_range(items: list[tuple[str, int, int]], ga
         assert any(j.name == item.name and j.start <= item.start and item.end <= j.end for j in joined)
     assert joined == sorted(joined)
     assert all(j.length <= max(limit, longest) for j in joined)
+
+
+def test_links_that_lead_nowhere_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"x")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    assert [o.name for o in open_store(str(tmp_path)).objects()] == ["real"]
+
+
+def test_a_file_given_for_a_directory_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(NotFoundError, match="is a file, not a directory"):
+        open_store(str(tmp_path / "file")).objects()

@@ -25,7 +25,7 @@ from dcp.checks.scrub import scrub as read_all
 from dcp.checks.tiling import check_tilings
 from dcp.contract import Contract, contract_at, read_contract
 from dcp.errors import CheckpointError
-from dcp.findings import Finding, Report, State, finding, has_errors
+from dcp.findings import CODES, Finding, Report, State, finding, has_errors
 from dcp.index import METADATA, CheckpointIndex
 from dcp.pickles.scan import Allowance
 from dcp.producer import describe_foreign
@@ -202,7 +202,11 @@ class _Judge:
         findings += check_tilings(checkpoint.index)
         findings += check_paths(checkpoint.index)
         findings += check_ranks(checkpoint.index)
-        findings += check_optimizers(checkpoint.index, read_members(checkpoint))
+        members, faults = read_members(checkpoint)
+        findings += check_optimizers(checkpoint.index, members)
+        # A scrub reads the same records and says the same of them.
+        told = _TOLD_BY_INDEX if self.scrub is None else set(CODES) - {"records.unchecked"}
+        findings += [f for f in faults if f.code not in told]
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
         scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)

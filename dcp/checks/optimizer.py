@@ -53,19 +53,35 @@ class _State:
     """The group of a parameter, where it is known."""
 
 
-def read_members(checkpoint: Checkpoint) -> Members:
-    """The lists of parameters that an optimizer's groups keep as objects; unreadable ones are left out."""
+def read_members(checkpoint: Checkpoint) -> tuple[Members, list[Finding]]:
+    """The lists of parameters that an optimizer's groups keep as objects, and what kept any from being read.
+
+    Raises:
+        StorageError: the store failed.
+    """
     records = Records(checkpoint.store, checkpoint.objects)
     members: dict[str, Sequence[str]] = {}
+    faults: list[Finding] = []
     lists = [entry for entry in checkpoint.index.objects if _MEMBERS.fullmatch(entry.key)]
     for entry in lists[:_MOST_GROUPS]:
         try:
             value = records.read_object(entry).value
-        except CheckpointError:
-            continue  # reading it is for a scrub to judge
+        except CheckpointError as error:
+            error.key = error.key or entry.key
+            faults.append(error.as_finding())
+            continue
         if isinstance(value, list):
             members[entry.key] = [name for name in value if isinstance(name, str)]
-    return members
+    if len(lists) > _MOST_GROUPS:
+        faults.append(
+            finding(
+                "records.unchecked",
+                f"only {_MOST_GROUPS} of {len(lists)} optimizer groups were held against their state",
+                key=lists[_MOST_GROUPS].key,
+                count=len(lists) - _MOST_GROUPS,
+            )
+        )
+    return members, faults
 
 
 def is_optimizer_state(key: str) -> bool:

@@ -353,6 +353,22 @@ def test_bytes_of_nothing_described_are_told(step: Path) -> None:
     assert {(f.code, f.key) for f in damaged(step).findings} == {("records.mismatch", "model.cnt")}
 
 
+def test_damage_met_on_the_way_is_told_once(step: Path) -> None:
+    """The lists of an optimizer's groups are read without a scrub too."""
+    record = next(
+        o.record for o in dcp.read_index(str(step)).objects if o.key.endswith("param_groups.0.params")
+    )
+    assert record is not None
+    file = step / record.path
+    data = bytearray(file.read_bytes())
+    data[record.offset + 70] ^= 1
+    file.write_bytes(data)
+    os.utime(file, (SAVED_AT, SAVED_AT))
+    for scrub in (False, True):
+        found = only(damaged(step, scrub=scrub), "records.corrupt")
+        assert found.key == "optim.param_groups.0.params"
+
+
 def test_fields_of_a_later_version_are_said_to_be_unread(step: Path) -> None:
     edit_index(step, lambda metadata: setattr(metadata, "invented", 3))
     report = dcp.validate(str(step))

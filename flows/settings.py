@@ -17,10 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ByteSize,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -42,30 +40,16 @@ from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
 from dcp.storage.opening import require_protocol
+from flows.deploy_settings import DeploySettings
+from flows.sections import Seconds, Section
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
 
 ENV_PREFIX = "CKPT_"
 DEFAULT_FILE = "lifecycle.toml"
 
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)", re.ASCII)
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _SAME_PLACE = {"gcs": "gs", "s3a": "s3"}
-
-
-def parse_duration(value: object) -> float:
-    """Seconds in ``"90s"``, ``"30m"``, ``"2h"``, ``"1d"`` or a bare number of seconds.
-
-    Raises:
-        ValueError: anything else.
-    """
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        return float(value)
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError('should be a duration such as "90s", "30m", "2h" or "1d"')
-    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 def _listed(value: object) -> object:
@@ -106,16 +90,11 @@ def _alert_url(value: str) -> str:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration)]
 SafeName = Annotated[str, AfterValidator(_safe_name)]
 Alerts = Annotated[tuple[Annotated[str, AfterValidator(_alert_url)], ...], BeforeValidator(_listed)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ExportSettings(_Section):
+class ExportSettings(Section):
     """One artifact of every published step."""
 
     format: Literal["torch", "safetensors"] = "torch"
@@ -152,7 +131,7 @@ class ExportSettings(_Section):
         return self
 
 
-class RunSettings(_Section):
+class RunSettings(Section):
     """One training run: where its steps appear, what is expected of them, where they are published."""
 
     name: str
@@ -238,13 +217,14 @@ class LifecycleSettings(BaseSettings):
 
     publish: str | None = None
     """Publish root of every run that names none."""
-    interval: Annotated[float, BeforeValidator(parse_duration), Field(ge=1)] = 60.0
+    interval: Annotated[Seconds, Field(ge=1)] = 60.0
     """Seconds between two passes of `ckpt watch`."""
     alerts: Alerts = ()
     """apprise URLs that get the alerts of every run."""
     resend_after: Seconds = 120.0
     """Seconds after which an alert whose sender vanished is sent again."""
     runs: tuple[RunSettings, ...]
+    deploy: DeploySettings = DeploySettings()
 
     _file: Path = PrivateAttr(default=Path(DEFAULT_FILE))
 

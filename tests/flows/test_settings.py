@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dcp.errors import SettingsError, UsageError
-from flows.settings import load_settings, parse_duration
+from flows.sections import parse_duration
+from flows.settings import load_settings
 
 RUN = """
 [[runs]]

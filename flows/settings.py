@@ -34,8 +34,8 @@ from pydantic_settings import (
 
 from dcp.checks.keys import IGNORED
 from dcp.errors import SettingsError, UsageError
+from dcp.exporting.renaming import parse_rename
 from dcp.exporting.report import CastDtype, require_fitting
-from dcp.exporting.selection import parse_rename
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url

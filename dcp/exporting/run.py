@@ -15,6 +15,7 @@ from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
 from dcp.exporting.casts import needs_torch, output_dtype
 from dcp.exporting.pump import Pump
+from dcp.exporting.renaming import parse_rename
 from dcp.exporting.report import (
     CastDtype,
     ExportedFile,
@@ -26,7 +27,7 @@ from dcp.exporting.report import (
 )
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
 from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
-from dcp.exporting.selection import Selected, Selection, parse_rename, select
+from dcp.exporting.selection import Selected, Selection, select
 from dcp.exporting.sink import HashingSink
 from dcp.exporting.tensor_stream import Progress
 from dcp.exporting.ties import ties

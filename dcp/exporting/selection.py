@@ -6,16 +6,16 @@ renaming works on the dotted key too and keeps as much of the path's nesting as 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dcp.errors import MetadataError, UsageError
+from dcp.exporting.renaming import Rule, renamed
 from dcp.index import METADATA, CheckpointIndex, Entry, PathPart
 
 LONGEST_LIST = 1 << 20
-"""Most items of a list: its length is a number from the index."""
+"""Most items that lists may have beyond those that hold values: their lengths are numbers from the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Selection:
     """Globs on dotted keys, of which one must match; empty takes all."""
     exclude: tuple[str, ...] = ()
     """Globs on dotted keys, of which none may match."""
-    rename: tuple[tuple[str, str], ...] = ()
-    """(regular expression, replacement), applied in order with `re.sub`."""
+    rename: tuple[Rule, ...] = ()
+    """Applied in order."""
     strip_prefix: str | None = None
     """Taken off the front of every key; after it, renames apply. All selected keys must have it."""
 
@@ -43,22 +43,6 @@ class Selected:
     """Place in the nested output; integers are list positions."""
 
 
-def parse_rename(text: str) -> tuple[str, str]:
-    """``REGEX=>TEXT`` as (regular expression, replacement).
-
-    Raises:
-        UsageError: it has no ``=>`` or the expression does not compile.
-    """
-    pattern, mark, replacement = text.partition("=>")
-    if not mark:
-        raise UsageError(f"rename {text!r} has no '=>'; write 'REGEX=>TEXT', e.g. '^module\\.=>'")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"rename {text!r}: {pattern!r} is no regular expression: {error}") from None
-    return pattern, replacement
-
-
 def select(index: CheckpointIndex, selection: Selection) -> list[Selected]:
     """Apply a selection, in the index's order.
 
@@ -72,9 +56,18 @@ def select(index: CheckpointIndex, selection: Selection) -> list[Selected]:
             raise UsageError(f"--include {glob!r} matches none of the keys; see them with: ckpt inspect")
     if not chosen and index.entries:
         raise UsageError(f"no key is left of {len(index.entries)}; see them with: ckpt inspect")
-    result = [_renamed(entry, index.path_of(entry.key), selection) for entry in chosen]
+    paths = [index.path_of(entry.key) for entry in chosen]
+    old = [dotted(path) for path in paths]
+    new = renamed([_stripped(name, selection.strip_prefix) for name in old], selection.rename)
+    for before, after in zip(old, new, strict=True):
+        if before and not after:
+            raise UsageError(f"{before!r} would have no name left")
+    result = [
+        Selected(entry, after, path if after == before else repath(path, after))
+        for entry, path, before, after in zip(chosen, paths, old, new, strict=True)
+    ]
     _require_distinct(result)
-    _require_tree(result)
+    _require_tree(index, result)
     return result
 
 
@@ -84,24 +77,12 @@ def _taken(key: str, selection: Selection) -> bool:
     return not selection.include or any(fnmatchcase(key, glob) for glob in selection.include)
 
 
-def _renamed(entry: Entry, path: tuple[PathPart, ...], selection: Selection) -> Selected:
-    old = dotted(path)
-    new = old
-    if selection.strip_prefix:
-        if not new.startswith(selection.strip_prefix):
-            raise UsageError(
-                f"{old!r} does not begin with {selection.strip_prefix!r}; "
-                f"leave such keys out: --include '{selection.strip_prefix}*'"
-            )
-        new = new.removeprefix(selection.strip_prefix)
-    for pattern, replacement in selection.rename:
-        try:
-            new = re.sub(pattern, replacement, new)
-        except (re.error, IndexError) as error:
-            raise UsageError(f"rename {pattern!r} => {replacement!r}: {error}") from None
-    if not new and old:
-        raise UsageError(f"{old!r} would have no name left")
-    return Selected(entry, new, path if new == old else repath(path, new))
+def _stripped(name: str, prefix: str | None) -> str:
+    if prefix and not name.startswith(prefix):
+        raise UsageError(
+            f"{name!r} does not begin with {prefix!r}; leave such keys out: --include '{prefix}*'"
+        )
+    return name.removeprefix(prefix or "")
 
 
 def dotted(path: Sequence[PathPart]) -> str:
@@ -132,23 +113,34 @@ def repath(path: tuple[PathPart, ...], name: str) -> tuple[PathPart, ...]:
 
 
 def _require_distinct(chosen: Iterable[Selected]) -> None:
-    seen: dict[tuple[PathPart, ...], Selected] = {}
+    seen: dict[str, Selected] = {}
     for item in chosen:
-        other = seen.setdefault(item.path, item)
+        other = seen.setdefault(item.key, item)
         if other is not item:
             raise UsageError(f"{other.entry.key!r} and {item.entry.key!r} would both be called {item.key!r}")
 
 
-def _require_tree(chosen: Sequence[Selected]) -> None:
-    """No path may lead through another's value, and list positions are bounded."""
+def _require_tree(index: CheckpointIndex, chosen: Sequence[Selected]) -> None:
+    """No path may lead through another's value, and lists must be about as long as there are values."""
     leaves = {item.path: item for item in chosen}
+    longest: dict[tuple[PathPart, ...], int] = {}
     for item in chosen:
         for depth, part in enumerate(item.path):
             above = item.path[:depth]
             if above in leaves:
-                raise _contradiction(f"{item.entry.key!r} lies inside {leaves[above].entry.key!r}")
-            if isinstance(part, int) and not 0 <= part < LONGEST_LIST:
-                raise _contradiction(f"{item.entry.key!r}: list position {part}")
+                other = leaves[above]
+                if any(one.path != index.path_of(one.entry.key) for one in (item, other)):
+                    raise UsageError(
+                        f"{item.entry.key!r} would be called {item.key!r}, inside {other.entry.key!r}, "
+                        f"which is called {other.key!r}"
+                    )
+                raise _contradiction(f"{item.entry.key!r} lies inside {other.entry.key!r}")
+            if isinstance(part, int):
+                if not 0 <= part < LONGEST_LIST:
+                    raise _contradiction(f"{item.entry.key!r}: list position {part}")
+                longest[above] = max(longest.get(above, 0), part + 1)
+    if sum(longest.values()) > LONGEST_LIST + len(chosen):
+        raise _contradiction(f"lists of {sum(longest.values())} items in all hold {len(chosen)} values")
 
 
 def _contradiction(why: str) -> MetadataError:

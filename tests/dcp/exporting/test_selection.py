@@ -1,0 +1,85 @@
+"""Selecting and renaming: mistakes are told before anything is read, hostile indices cost nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dcp.errors import MetadataError, UsageError
+from dcp.exporting import renaming
+from dcp.exporting.renaming import parse_rename, renamed
+from dcp.exporting.selection import Selection, select
+from dcp.index import CheckpointIndex, ObjectEntry, PathPart
+
+
+def index_of(paths: dict[str, tuple[PathPart, ...]]) -> CheckpointIndex:
+    return CheckpointIndex({key: ObjectEntry(key, None) for key in paths}, paths)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("model", "has no '=>'"),
+        ("=>x", "matches everywhere"),
+        ("(=>x", "regular expression"),
+        (r"a=>\9", "invalid group reference 9"),
+        (r"(a)=>\2", "invalid group reference 2"),
+        (r"(?P<x>a)=>\g<y>", "unknown group name"),
+        (r"a=>\q", "bad escape"),
+        (r"(?x) a # comment=>\1", "invalid group reference"),
+    ],
+)
+def test_rules_are_checked_when_they_are_given(rule: str, text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        parse_rename(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "expected"),
+    [
+        (r"^module\.=>", "module.w", "w"),
+        ("^=>model.", "w", "model.w"),
+        (r"(?i)^MODEL=>net", "model.w", "net.w"),
+        (r"(?x) ^model # the whole=>net", "model.w", "net.w"),
+        (r"layers\.(\d+)=>blocks.\1", "layers.12.w", "blocks.12.w"),
+        (r"(?P<n>\d+)\.(.*)=>\2.\g<n>", "12.w", "w.12"),
+        (r"a=>b=>c", "a", "b=>c"),
+        (r"(\w+\.)+weight=>one", "a.b.weight", "one"),
+    ],
+)
+def test_rules_rename_as_re_does(rule: str, name: str, expected: str) -> None:
+    assert renamed([name], [parse_rename(rule)]) == [expected]
+
+
+def test_names_that_are_not_unicode_pass() -> None:
+    assert renamed(["a.\ud800.b.c"], [(r"([^.]+)\.([^.]+)$", r"\2.\1")]) == ["a.\ud800.c.b"]
+
+
+@pytest.mark.parametrize(("pattern", "name"), [(r"^(\w+)+$", "a" * 60 + "!"), (".*x", "a" * (1 << 21))])
+def test_rules_that_would_take_for_ever_are_ended(
+    pattern: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renaming, "SECONDS", 1.0)
+    with pytest.raises(UsageError, match="takes longer than 1 s"):
+        renamed([name], [(pattern, "x")])
+
+
+def test_a_collision_names_both() -> None:
+    index = index_of({"a.b.c": ("a", "b.c"), "q": ("q",)})
+    with pytest.raises(UsageError, match=r"'a\.b\.c' and 'q' would both be called 'a\.b\.c'"):
+        select(index, Selection(rename=(("^q$", "a.b.c"),)))
+
+
+def test_a_name_inside_anothers_value_is_wrong_usage() -> None:
+    index = index_of({"a": ("a",), "c.b": ("c", "b"), "d": ("d",)})
+    with pytest.raises(UsageError, match=r"'c\.b' would be called 'a\.b', inside 'a'"):
+        select(index, Selection(rename=((r"^c\.", "a."),)))
+
+
+def test_lists_of_a_hostile_index_are_bounded() -> None:
+    paths: dict[str, tuple[PathPart, ...]] = {f"l{n}.1000000": (f"l{n}", 1_000_000) for n in range(100)}
+    with pytest.raises(MetadataError, match="100000100 items in all hold 100 values"):
+        select(index_of(paths), Selection())
+    with pytest.raises(MetadataError, match="list position"):
+        select(index_of({"l.9": ("l", 1 << 40)}), Selection())

@@ -27,6 +27,8 @@ from dcp.records import Records
 from dcp.safetensors_file import read_header
 from dcp.storage import Store
 
+_MOST_OPEN = 200
+"""Most files that are kept back at once: each is an open one."""
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
@@ -117,6 +119,7 @@ class SafetensorsExport:
         index = index_of(self.shards, self._metadata)
         if directory:
             _require_directory(store, directory)
+            store.child(directory).sweep()
         standing = bool(directory) and _holds(store, f"{directory}/{INDEX}", index)
         try:
             self._write_shards(
@@ -143,7 +146,7 @@ class SafetensorsExport:
         progress: Progress | None,
     ) -> None:
         """All shards, and nothing visible that an older index could take for its own."""
-        if not store.holds_writers:
+        if not store.holds_writers or len(self.shards) > _MOST_OPEN:
             if index and not standing:
                 store.remove(index)
             for number, shard in enumerate(self.shards, 1):

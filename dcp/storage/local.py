@@ -5,18 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from dcp.errors import NotFoundError, UsageError
 from dcp.storage.faults import calling, translate
+from dcp.storage.partial import TEMPORARY, partial_file, sweep
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
-
-TEMPORARY = ".partial-"
-"""Marks names of files that are still being written; listings leave them out."""
 
 
 class LocalStore(Store):
@@ -132,33 +129,29 @@ class LocalStore(Store):
     @contextmanager
     def _written(self, path: Path, data: bytes) -> Iterator[Path]:
         """``data`` in a durable temporary file beside ``path``, gone when the block ends."""
-        temporary = _beside(path)
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                _flush(file)
+        with partial_file(path) as (temporary, file):
+            _LocalSink(file).write(data)
+            _flush(file)
             yield temporary
             _sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Sink]:
         path = self._path(name)
         if path.is_dir():
             raise UsageError(f"{path} is a directory; name a file")
-        temporary = _beside(path)
+        sweep(path.parent, path.name)
         try:
-            # Unbuffered: callers hand over large pieces, and a copy of each would cost a pass over the data.
-            with temporary.open("xb", buffering=0) as file:
+            with partial_file(path) as (temporary, file):
                 yield _LocalSink(file)
                 _flush(file)
-            temporary.replace(path)
-            _sync_directory(path.parent)
+                temporary.replace(path)
+                _sync_directory(path.parent)
         except OSError as error:
             raise translate(error, str(path)) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        sweep(self.root)
 
     def remove(self, name: str) -> None:
         path = self._path(name)
@@ -197,12 +190,7 @@ def _after(views: Sequence[memoryview], done: int) -> list[memoryview]:
     return left
 
 
-def _beside(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name[:100]}{TEMPORARY}{uuid.uuid4().hex}")
-
-
-def _flush(file: BinaryIO) -> None:
+def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 

@@ -104,6 +104,9 @@ class Store(ABC):
     def remove(self, name: str) -> None:
         """Delete one object; an absent one is not an error."""
 
+    def sweep(self) -> None:  # noqa: B027 - most stores keep what is unfinished to themselves
+        """Remove what writers that were killed left unfinished directly below the prefix."""
+
     def exists(self, name: str) -> bool:
         """Whether the object exists now."""
         try:

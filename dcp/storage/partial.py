@@ -1,0 +1,109 @@
+"""Files that are still being written: hidden beside their target, locked while their writer lives.
+
+A writer that is killed cannot remove its file. Whoever writes to the same place next asks the kernel
+whether anybody holds the lock, and removes what nobody does. Where the lock of another machine cannot be
+trusted to be seen, on some network filesystems, its files must be a day old as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+TEMPORARY = ".partial-"
+"""Marks names of files that are still being written; listings leave them out."""
+
+FOREIGN_SECONDS = 86400.0
+"""How long a file of another machine must have rested before it is taken for abandoned."""
+
+_LONGEST = 100
+"""Bytes of the target's name in the file's."""
+_MARK = re.compile(re.escape(TEMPORARY) + r"(?P<machine>[0-9a-f]{8})-[0-9a-f]{32}")
+
+
+@contextmanager
+def partial_file(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A new locked file beside ``path``, and its name; closed and, if it is still there, removed afterwards.
+
+    The lock lasts until the file is closed, so whatever moves it to its place must happen within.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name, file = _locked(path)
+    try:
+        yield name, file
+    finally:
+        name.unlink(missing_ok=True)
+        file.close()
+
+
+def sweep(directory: Path, target: str | None = None) -> None:
+    """Remove what dead writers left in a directory.
+
+    Args:
+        directory: it need not exist.
+        target: look only at what was to become this file.
+    """
+    start = None if target is None else _start(target)
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            position = entry.name.rfind(TEMPORARY)
+            mark = _MARK.fullmatch(entry.name, position) if position > 0 else None
+            if mark is not None and entry.name[:position] == (start or entry.name[:position]):
+                # What cannot be opened or removed is somebody else's, or has just been finished.
+                with suppress(OSError):
+                    _remove_if_dead(Path(entry.path), mark["machine"])
+
+
+def _remove_if_dead(path: Path, machine: str) -> None:
+    handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        status = os.fstat(handle)
+        if machine == _machine() or time.time() - status.st_mtime > FOREIGN_SECONDS:
+            path.unlink()
+    finally:
+        os.close(handle)
+
+
+def _locked(path: Path) -> tuple[Path, IO[bytes]]:
+    while True:
+        name = path.with_name(f"{_start(path.name)}{TEMPORARY}{_machine()}-{uuid.uuid4().hex}")
+        # Unbuffered: callers hand over large pieces, and a copy of each would cost a pass over the data.
+        file: IO[Any] = name.open("xb", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = os.fstat(file.fileno()).st_nlink == 0
+        except BlockingIOError:
+            taken = True
+        except OSError:
+            # Where there are no locks nobody can find it unlocked either.
+            taken = False
+        if not taken:
+            return name, file
+        # Somebody who swept between the two calls takes it for abandoned.
+        name.unlink(missing_ok=True)
+        file.close()
+
+
+def _start(target: str) -> str:
+    return "." + os.fsencode(target)[:_LONGEST].decode(errors="ignore")
+
+
+@cache
+def _machine() -> str:
+    """Eight digits that are the same for everybody whose locks one kernel keeps."""
+    try:
+        identity = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        identity = socket.gethostname()
+    return hashlib.sha256(identity.encode()).hexdigest()[:8]

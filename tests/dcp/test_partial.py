@@ -1,0 +1,123 @@
+"""Unfinished files: what dead writers left is swept, what living ones write is never touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dcp.storage import open_store
+from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY
+
+HOLD = """
+import sys
+from dcp.storage import open_store
+with open_store(sys.argv[1]).writer(sys.argv[2]) as sink:
+    sink.write(b"unfinished")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+REPEAT = """
+import sys
+from dcp.storage import open_store
+store = open_store(sys.argv[1])
+for number in range(150):
+    with store.writer("one") as sink:
+        sink.write(sys.argv[2].encode() * 1000)
+"""
+
+
+@contextmanager
+def writing(directory: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process in the middle of writing a file; it ends when its stdin is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    try:
+        yield process
+    finally:
+        process.communicate(timeout=30)
+
+
+def unfinished(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if TEMPORARY in path.name]
+
+
+def write(directory: Path, name: str) -> None:
+    with open_store(str(directory)).writer(name) as sink:
+        sink.write(b"whole")
+
+
+@pytest.mark.parametrize("name", ["out.pt", "n" * 250, "文" * 80])
+def test_what_a_killed_writer_left_is_swept_by_the_next(name: str, tmp_path: Path) -> None:
+    with writing(tmp_path, name) as process:
+        process.kill()
+    [left] = unfinished(tmp_path)
+    assert open_store(str(tmp_path)).objects() == []
+    write(tmp_path, "other")
+    assert unfinished(tmp_path) == [left], "it is none of the other's business"
+    write(tmp_path, name)
+    assert unfinished(tmp_path) == []
+
+
+def test_a_whole_directory_is_swept(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with writing(tmp_path, name) as process:
+            process.kill()
+    assert len(unfinished(tmp_path)) == 2
+    with writing(tmp_path, "c"):
+        open_store(str(tmp_path)).sweep()
+        assert [name.startswith(".c.") for name in unfinished(tmp_path)] == [True]
+    open_store(str(tmp_path / "absent")).sweep()
+
+
+def test_a_living_writer_finishes_beside_another(tmp_path: Path) -> None:
+    with writing(tmp_path, "out"):
+        write(tmp_path, "out")
+        assert (tmp_path / "out").read_bytes() == b"whole"
+        assert len(unfinished(tmp_path)) == 1
+    assert (tmp_path / "out").read_bytes() == b"unfinished"
+    store = open_store(str(tmp_path))
+    with store.writer("out") as one:
+        one.write(b"first")
+        with store.writer("out") as two:
+            two.write(b"second")
+    assert (tmp_path / "out").read_bytes() == b"first"
+    assert unfinished(tmp_path) == []
+
+
+def test_what_another_machine_left_must_have_rested(tmp_path: Path) -> None:
+    foreign = tmp_path / f".out{TEMPORARY}{'0' * 8}-{'1' * 32}"
+    stranger = tmp_path / f".out{TEMPORARY}kept"
+    foreign.write_bytes(b"x")
+    stranger.write_bytes(b"x")
+    write(tmp_path, "out")
+    assert foreign.exists()
+    long_ago = time.time() - FOREIGN_SECONDS - 60
+    os.utime(foreign, (long_ago, long_ago))
+    write(tmp_path, "out")
+    assert not foreign.exists()
+    assert stranger.exists()
+
+
+def test_writers_that_sweep_all_the_time_do_not_hurt_each_other(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen([sys.executable, "-c", REPEAT, str(tmp_path), letter], stderr=subprocess.PIPE)
+        for letter in "abc"
+    ]
+    for writer in writers:
+        _, said = writer.communicate(timeout=120)
+        assert writer.returncode == 0, said
+    assert unfinished(tmp_path) == []
+    assert len(set((tmp_path / "one").read_text())) == 1

@@ -19,6 +19,7 @@ from flows.telling import Teller
 from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
 from tasks.discover import FoundStep, Sighting, compile_pattern, describe, judge, sighting_of, step_number
 from tasks.export import ExportRequest, artifacts_stand, export_step
+from tasks.handover import artifacts_of, facts_of
 from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures
 from tasks.load_check import load_check_step
 from tasks.manifest import Artifact, published_directory
@@ -240,23 +241,26 @@ class _Process:
         run = self.settings_of_run
         store = open_store(self._directory, **run.publish_options)
         if "exported" in self.records:
-            facts = self.ledger.read(self.key, "exported").facts
-            artifacts = [Artifact.model_validate(artifact) for artifact in facts["artifacts"]]
+            artifacts = artifacts_of(self.ledger, self.key)
             if artifacts_stand(store, artifacts):
                 self.stages.append(StageOutcome(stage="export", outcome="skipped"))
                 return artifacts
-        report, seconds = self._attempt(
-            "export",
-            export_step,
-            self.url,
-            self._directory,
-            parts=self._parts,
-            requests=[ExportRequest(**dict(export)) for export in run.exports],
-            options=run.options,
-            publish_options=run.publish_options,
-        )
-        facts = {"artifacts": [a.model_dump(mode="json") for a in report.artifacts], "seconds": seconds}
-        self._done("export", facts, seconds)
+        elsewhere = self.workshop.elsewhere
+        if elsewhere is not None:
+            attempt = len(failures(self.records)) + 1
+            report, seconds = self._attempt("export", elsewhere, self.key, attempt, self._parts)
+        else:
+            report, seconds = self._attempt(
+                "export",
+                export_step,
+                self.url,
+                self._directory,
+                parts=self._parts,
+                requests=[ExportRequest(**dict(export)) for export in run.exports],
+                options=run.options,
+                publish_options=run.publish_options,
+            )
+        self._done("export", facts_of(report, seconds), seconds)
         return report.artifacts
 
     def _publish(self, artifacts: list[Artifact]) -> PublishReport:

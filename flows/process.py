@@ -6,10 +6,13 @@ step that was found bad does not, since the pipeline did its work and people wer
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefect import flow
 from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault
+from flows.elsewhere import ExportElsewhere
 from flows.lifecycle import process_step
 from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
@@ -38,6 +41,9 @@ def process_checkpoint(run: str, step: str, config: str = DEFAULT_FILE, force: b
     """
     settings = load_settings(config)
     workshop = Workshop.of(settings, run, call=call_as_task, emit=emit)
+    if settings.deploy.pools:
+        elsewhere = ExportElsewhere(settings, workshop.run, workshop.ledger)
+        workshop = replace(workshop, elsewhere=elsewhere)
     report = process_step(workshop, step, force=force)
     logger = get_run_logger()
     for alert in report.alerts:

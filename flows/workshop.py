@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
@@ -11,14 +11,15 @@ from dcp.errors import NotFoundError, SettingsError, UsageError
 from dcp.findings import Report
 from flows.settings import LifecycleSettings, RunSettings
 from tasks.alert import AlertReport, Emit
-from tasks.ledger import Ledger, Stage
+from tasks.export import StepExport
+from tasks.ledger import Ledger, Stage, StepKey
 from tasks.validate import expected_contract
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Outcome = Literal["published", "problem", "retry", "writing"]
-"""``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
+Outcome = Literal["published", "problem", "retry", "writing", "queued"]
+"""``queued``: a flow run of its own processes it, or it waits until fewer of them are unfinished. ``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
 environment failed and a later pass tries again. ``writing``: it is too early to judge."""
 
 
@@ -74,6 +75,12 @@ class Call(Protocol):
     def __call__(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
+class ExportStep(Protocol):
+    """Exports certain bytes of a step somewhere else; see `flows.elsewhere`."""
+
+    def __call__(self, key: StepKey, attempt: int, parts: Sequence[str], /) -> StepExport: ...
+
+
 def call_directly(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The `Call` that only calls."""
     return function(*args, **kwargs)
@@ -88,6 +95,8 @@ class Workshop:
     ledger: Ledger
     call: Call
     emit: Emit | None
+    elsewhere: ExportStep | None = None
+    """Exports where a worker is large enough; None exports here."""
 
     @classmethod
     def of(

@@ -93,7 +93,7 @@ def export_step(
 
     artifacts: list[Artifact] = []
     for request in requests:
-        for part in _parts_of(request, parts):
+        for part in parts_of(request, parts):
             name = f"{part}/{request.name}" if part else request.name
             report = export(
                 join_url(url, part) if part else url,
@@ -110,7 +110,12 @@ def export_step(
     return StepExport(artifacts=artifacts)
 
 
-def _parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
+def parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
+    """Of which of a step's ``parts`` an artifact is made; ``("",)`` is the step itself.
+
+    Raises:
+        UsageError: the request names a part that the step does not have.
+    """
     if not parts:
         if request.part:
             raise UsageError(

@@ -37,6 +37,14 @@ PROBLEM_OF_STAGE: dict[Stage, str] = {
 _PROBLEM_OF_STATE: dict[State, str] = {"torn": "torn", "incomplete": "incomplete", "writing": "incomplete"}
 
 
+class StageFailedError(CkptError):
+    """A stage failed elsewhere, where its ``failure`` was worked out."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def problem_of(state: State, findings: Sequence[Finding]) -> str:
     """Under which problem an unfavourable validation is told."""
     if state in _PROBLEM_OF_STATE:
@@ -67,6 +75,8 @@ def failure_of_report(stage: Stage, problem: str, findings: Sequence[Finding], o
 
 def failure_of_error(stage: Stage, error: Exception) -> Failure:
     """The failure that an exception makes: final only where the checkpoint itself is at fault."""
+    if isinstance(error, StageFailedError):
+        return error.failure
     problem = PROBLEM_OF_STAGE[stage]
     if isinstance(error, CheckpointError):
         if isinstance(error, ChangedError):

@@ -65,8 +65,10 @@ _TASKS: dict[Callable[..., Any], Task[..., Any]] = {
 
 
 def call_as_task(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a stage as the Prefect task that it is. Must be called from within a flow."""
+    """Run a stage as the Prefect task that it is, and anything else as it stands. From within a flow only."""
     spare_tracebacks()
+    if function not in _TASKS:
+        return function(*args, **kwargs)
     # Unquoted, Prefect would walk through arguments in search of other tasks' results: some are large, and
     # it takes a contract's ``keys`` for a mapping's method.
     quoted = {name: quote(value) for name, value in kwargs.items()}

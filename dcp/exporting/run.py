@@ -167,12 +167,13 @@ def plan_export(
     dtype: CastDtype | None = None,
     max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
+    dest_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ExportPlan:
     """What `export` would take, from the index alone. Arguments and errors as there; nothing is written."""
     checkpoint, chosen, _ = _choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     _, _, memory = _memory(checkpoint, chosen, memory_budget, dtype, tie=False)
-    _, name = open_parent(dest, **options)
+    _, name = open_parent(dest, **(options if dest_options is None else dest_options))
     size = content_bytes(chosen)
     files = [PlannedFile(name=name, bytes=_written(chosen, dtype))]
     if format == "safetensors":

@@ -1,0 +1,64 @@
+"""The Prefect flow `export-step`: what a worker of a pool does for `flows.elsewhere`.
+
+It exports one step, which its parent has validated, into the published directory and records it. People are
+told by the parent alone.
+"""
+
+from __future__ import annotations
+
+import time
+
+from prefect import flow
+from prefect.logging import get_run_logger
+
+from dcp.storage import join_url
+from flows.elsewhere import directory_of, requests_of
+from flows.settings import DEFAULT_FILE, load_settings
+from tasks.export import export_step
+from tasks.handover import hand_over_failure, hand_over_success
+from tasks.ledger import Ledger, StepKey
+from tasks.prefect_tasks import call_as_task
+
+
+@flow(name="export-step", persist_result=False)
+def export_one_step(
+    run: str,
+    step: str,
+    fingerprint: str,
+    token: str,
+    parts: list[str] | None = None,
+    config: str = DEFAULT_FILE,
+) -> None:
+    """Make the artifacts of one validated step. `process-checkpoint` starts this; people need not.
+
+    Args:
+        run: name of the run in the settings.
+        step: name of the step's directory.
+        fingerprint: identity of the step's bytes, 64 hexadecimal digits.
+        token: names this attempt.
+        parts: the checkpoints that make up the step; empty if it is one itself.
+        config: path of the settings file on the worker.
+    """
+    settings = load_settings(config)
+    chosen = settings.run(run)
+    ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
+    key = StepKey(step, fingerprint)
+    started = time.perf_counter()
+    try:
+        report = call_as_task(
+            export_step,
+            join_url(chosen.source, step),
+            directory_of(chosen, key),
+            parts=parts or [],
+            requests=requests_of(chosen),
+            options=chosen.options,
+            publish_options=chosen.publish_options,
+        )
+    # Whatever it is, the parent must learn of it.
+    except Exception as error:
+        failed = hand_over_failure(ledger, key, token, error)
+        if failed.failure is None or not failed.failure.final:
+            raise
+        get_run_logger().warning("%s cannot be exported: %s", step, error)
+        return
+    hand_over_success(ledger, key, report, round(time.perf_counter() - started, 6))

@@ -1,0 +1,158 @@
+"""Runs of deployments, as whoever starts one and waits for it needs them.
+
+A run is started under an idempotency key: whoever asks again under the same key gets the run that there is,
+with the parameters it was given then. So a key must hold everything that makes two runs different.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, cast
+
+from httpx import HTTPError
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Cancelling
+
+from dcp.errors import EnvironmentFault
+
+UNFINISHED = [
+    StateType.SCHEDULED,
+    StateType.PENDING,
+    StateType.RUNNING,
+    StateType.PAUSED,
+    StateType.CANCELLING,
+]
+
+_PAGE = 200
+_PATIENCE = 300.0
+"""Seconds for which Prefect's API may not answer while a run is waited for."""
+
+Waited = Literal["ended", "never-begun", "too-long"]
+"""How waiting for a run came to an end."""
+
+
+def start_run(
+    deployment: str,
+    *,
+    key: str,
+    parameters: Mapping[str, Any],
+    name: str,
+    tags: Iterable[str] = (),
+    job_variables: Mapping[str, Any] | None = None,
+    child: bool,
+) -> FlowRun:
+    """Start a run of ``flow/deployment``, or find the one that has the idempotency key ``key``.
+
+    Args:
+        child: show it within the flow run that starts it.
+
+    Raises:
+        EnvironmentFault: there is no such deployment.
+    """
+    try:
+        run = run_deployment(
+            deployment,
+            parameters=dict(parameters),
+            timeout=0,
+            idempotency_key=key,
+            flow_run_name=name,
+            tags=list(tags),
+            job_variables=dict(job_variables) if job_variables else None,
+            as_subflow=child,
+        )
+    except ObjectNotFound:
+        raise EnvironmentFault(
+            f"there is no deployment {deployment} on Prefect's server; see deployments/README.md"
+        ) from None
+    # Outside of an event loop it is no coroutine.
+    return cast(FlowRun, run)
+
+
+def wait_for(
+    run: FlowRun, *, pickup_timeout: float, run_timeout: float, poll: float
+) -> tuple[FlowRun, Waited]:
+    """Wait until a run has ended, or is cancelled here because it was not begun or takes too long.
+
+    Args:
+        run: the run.
+        pickup_timeout: seconds in which a worker must begin it.
+        run_timeout: seconds that it may take from then on.
+        poll: seconds between two looks.
+
+    Raises:
+        EnvironmentFault: Prefect's API stopped answering.
+    """
+    asked = answered = time.monotonic()
+    begun: float | None = None
+    with get_client(sync_client=True) as client:
+        while True:
+            now = time.monotonic()
+            try:
+                run = client.read_flow_run(run.id)
+                answered = now
+            except HTTPError as error:
+                if now - answered > _PATIENCE:
+                    raise EnvironmentFault(f"Prefect's API does not answer ({error})") from None
+            state = run.state
+            if state is not None and state.is_final():
+                return run, "ended"
+            if begun is None and state is not None and not (state.is_scheduled() or state.is_pending()):
+                begun = now
+            if begun is None and now - asked > pickup_timeout:
+                _cancel(client, run)
+                return run, "never-begun"
+            if begun is not None and now - begun > run_timeout:
+                _cancel(client, run)
+                return run, "too-long"
+            time.sleep(poll)
+
+
+def unfinished_keys(flow: str, deployment: str, most: int) -> set[str]:
+    """Idempotency keys of the runs of a deployment that have not ended; at least ``most``, if there are."""
+    found: set[str] = set()
+    with get_client(sync_client=True) as client:
+        for offset in range(0, most, _PAGE):
+            page = client.read_flow_runs(
+                flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+                deployment_filter=DeploymentFilter(name=DeploymentFilterName(any_=[deployment])),
+                flow_run_filter=FlowRunFilter(
+                    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=UNFINISHED))
+                ),
+                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+                limit=_PAGE,
+                offset=offset,
+            )
+            found |= {run.idempotency_key or str(run.id) for run in page}
+            if len(page) < _PAGE:
+                break
+    return found
+
+
+def state_text(run: FlowRun) -> str:
+    """How a run ended, in one line."""
+    if run.state is None:
+        return "unknown"
+    message = " ".join((run.state.message or "").split())
+    return f"{run.state.name}: {message}" if message else str(run.state.name)
+
+
+def _cancel(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Cancel a run; its worker ends one that is at work."""
+    waiting = run.state is None or run.state.is_scheduled() or run.state.is_pending()
+    state: State[Any] = Cancelled() if waiting else Cancelling()
+    client.set_flow_run_state(run.id, state, force=waiting)

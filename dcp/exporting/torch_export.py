@@ -15,13 +15,14 @@ from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
 from dcp.exporting.casts import output_dtype
+from dcp.exporting.nesting import IntegerKeys, dropped, integer_keys, nest, restored
 from dcp.exporting.pump import Pump
 from dcp.exporting.selection import Selected
 from dcp.exporting.state import Storage, StorageRef, TensorSpec, TorchState, build_state
 from dcp.exporting.tensor_stream import OutTensor, Progress, TensorStream
 from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Finding, finding
-from dcp.index import ObjectEntry, PathPart, TensorEntry
+from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
 from dcp.pickles.nodes import Value
 from dcp.pickles.reader import read
 from dcp.pickles.scan import Judgement, Verdict, globals_of, judge, scan
@@ -86,7 +87,8 @@ def prepare(
     findings: list[Finding] = []
     values: list[tuple[Selected, Value]] = []
     archives = _read_objects(records, [c.entry for c in chosen if isinstance(c.entry, ObjectEntry)])
-    for item in chosen:
+    known = _integer_keys(checkpoint.index, chosen, archives, records)
+    for item in (restored(checkpoint.index, each, known) for each in chosen):
         entry = item.entry
         if isinstance(entry, TensorEntry):
             tensor = OutTensor(entry, item.key, output_dtype(entry.dtype, dtype))
@@ -105,7 +107,21 @@ def prepare(
             continue
         findings += _reservation(entry, archive)
         values.append((item, _embed(entry, archive, sources)))
+    findings += dropped(checkpoint.index, chosen)
     return TorchExport(build_state(nest(values)), sources, findings)
+
+
+def _integer_keys(
+    index: CheckpointIndex, chosen: list[Selected], archives: Mapping[str, Archive], records: Records
+) -> IntegerKeys:
+    def value_of(entry: ObjectEntry) -> Value:
+        """A value that only tells of others: where it is damaged and not asked for, nothing is known."""
+        try:
+            return (archives.get(entry.key) or records.read_object(entry)).value
+        except CheckpointError:
+            return None
+
+    return integer_keys(index, chosen, value_of)
 
 
 def _read_objects(records: Records, entries: list[ObjectEntry]) -> dict[str, Archive]:
@@ -183,26 +199,6 @@ def _embed(entry: ObjectEntry, archive: Archive, sources: dict[Storage, OutTenso
         return StorageRef(moved[node.key], node.dtype)
 
     return read(archive.pickle, persistent=persistent)
-
-
-def nest(values: Iterable[tuple[Selected, Value]]) -> dict[Value, Value]:
-    """Put values at their paths. Integers address lists (holes are None) unless names stand beside them."""
-    root: dict[Value, Value] = {}
-    containers: dict[tuple[PathPart, ...], dict[Value, Value]] = {(): root}
-    for item, value in values:
-        above = root
-        for depth in range(1, len(item.path)):
-            place: tuple[PathPart, ...] = item.path[:depth]
-            if place not in containers:
-                containers[place] = above[place[-1]] = {}
-            above = containers[place]
-        above[item.path[-1]] = value
-    for place in sorted(containers, key=len, reverse=True):  # inner ones first
-        inner = containers[place]
-        if place and all(type(part) is int for part in inner):
-            length = max(part for part in inner if isinstance(part, int)) + 1
-            containers[place[:-1]][place[-1]] = [inner.get(i) for i in range(length)]
-    return root
 
 
 class Stream:

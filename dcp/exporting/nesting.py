@@ -126,10 +126,11 @@ def dropped(index: CheckpointIndex, chosen: Iterable[Selected]) -> Iterator[Find
         missing = max(positions) + 1 - len(positions) if positions else 0
         if place in touched and missing and positions == parts:
             first = [i for i in range(max(positions) + 1) if i not in positions][:_SHOWN]
+            where = ", ".join(map(str, first)) + (", …" if missing > _SHOWN else "")
             yield finding(
                 "export.dropped-empty",
                 f"{dotted(place)}: {missing} of {max(positions) + 1} items were empty dicts, which saving "
-                f"drops (at {', '.join(map(str, first))}{', …' if missing > _SHOWN else ''}); None stands there",
+                f"drops (at {where}); there is None",
                 key=dotted(place),
                 positions=first,
                 count=missing,

@@ -20,6 +20,7 @@ from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Wor
 from tasks.discover import FoundStep, Sighting, compile_pattern, describe, judge, sighting_of, step_number
 from tasks.export import ExportRequest, artifacts_stand, export_step
 from tasks.handover import artifacts_of, facts_of
+from tasks.leases import Lease, LeaseLostError
 from tasks.ledger import DONE, Failure, Ledger, Stage, StepKey, failures
 from tasks.load_check import load_check_step
 from tasks.manifest import Artifact, published_directory
@@ -93,9 +94,7 @@ class _Process:
         self.found = found
         self.url = url
         self.listing = found.survey.listing_identity
-        provisional = provisional_key(found.name, found.survey)
-        self.key = self.ledger.find(found.name, self.listing, provisional) or provisional
-        self.records = self.ledger.stages(self.key)
+        self._look_up()
         self.stages: list[StageOutcome] = []
         self.unreachable = False
 
@@ -105,15 +104,33 @@ class _Process:
         standing = self._standing(force)
         if standing is not None:
             return standing
+        lease = self.workshop.leases.acquire(self.found.name)
+        if lease is None:
+            return self._report("leased", message="another worker is processing it")
+        with lease:
+            # Whoever held it before may have finished since the records were listed.
+            self._look_up()
+            return self._standing(force) or self._work(lease)
+
+    def _look_up(self) -> None:
+        """Find out what the ledger knows of the step."""
+        provisional = provisional_key(self.found.name, self.found.survey)
+        self.key = self.ledger.find(self.found.name, self.listing, provisional) or provisional
+        self.records = self.ledger.stages(self.key)
+
+    def _work(self, lease: Lease) -> StepReport:
         try:
             self._validate()
             self._test_load()
             artifacts = self._export()
+            lease.require()
             published = self._publish(artifacts)
         except _Stopped as stopped:
             return self._stopped(stopped)
         except _Changing:
             return self._report("writing", message="it changed while it was being looked at")
+        except LeaseLostError as lost:
+            return self._report("leased", message=str(lost))
         return self._report("published", published=published.url)
 
     # --- what the ledger says already

@@ -8,10 +8,12 @@ other. `watch_once` is what people call: Prefect is only started where something
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+
+from pydantic import Field
 
 from dcp.errors import EnvironmentFault, StorageError
 from dcp.findings import Report
@@ -21,6 +23,7 @@ from flows.settings import LifecycleSettings, RunSettings
 from flows.workshop import StageSettingsError, StepGoneError, StepReport, Workshop
 from tasks.alert import Emit, Pending, pending_deliveries, redeliver, told
 from tasks.discover import Discovery, FoundStep, describe, discover
+from tasks.leases import EXPIRY, Leases
 from tasks.ledger import Ledger, StepKey, failures, timestamp
 from tasks.snapshot import Snapshot, take_snapshot
 
@@ -42,6 +45,8 @@ class RunReport(Report):
     """Steps on which there is nothing left to do."""
     writing: list[str]
     """Steps that are being written."""
+    leased: list[str] = Field(default_factory=list)
+    """Steps that another worker is processing."""
     unknown: list[str]
     """Directories that are no steps, reported by this pass and not again."""
     redelivered: int = 0
@@ -86,6 +91,8 @@ class RunSurvey:
     snapshot: Snapshot
     due: tuple[str, ...] = ()
     """Names of steps to process, in the run's order."""
+    leased: tuple[str, ...] = ()
+    """Names of steps that a living worker is processing."""
     note: tuple[FoundStep, ...] = ()
     deliver: tuple[tuple[StepKey, Pending], ...] = ()
     unchanged: int = 0
@@ -102,15 +109,21 @@ class RunSurvey:
 
 
 def survey_run(
-    run: RunSettings, *, resend_after: float, now: float | None = None, remember: bool = True
+    run: RunSettings,
+    *,
+    resend_after: float,
+    lease_expiry: float = EXPIRY,
+    now: float | None = None,
+    remember: bool = True,
 ) -> RunSurvey:
     """List a run's source and ledger and decide what is due.
 
     Args:
         run: the run.
-        resend_after: as in the settings, in seconds.
+        resend_after, lease_expiry: as in the settings, in seconds.
         now: seconds since the epoch.
-        remember: keep summaries of what had to be read from the ledger; False for callers that may only read.
+        remember: keep summaries of what had to be read from the ledger, and clear away what dead workers
+            left; False for callers that may only read.
 
     Raises:
         StorageError: source or ledger could not be listed.
@@ -118,7 +131,6 @@ def survey_run(
     at = time.time() if now is None else now
     ledger = Ledger.open(run.publish, run.name, **run.publish_options)
     snapshot = take_snapshot(ledger, remember=remember)
-
     discovery = discover(
         open_store(run.source, **run.options),
         patterns=run.step_pattern,
@@ -139,13 +151,37 @@ def survey_run(
         unchanged += need == "nothing"
     if run.order == "newest-first":
         due.reverse()
+    leased = [name for name in due if name in snapshot.leases]
+    if remember:
+        leased = _alive(Leases(ledger.store, lease_expiry), snapshot, due)
     deliver = [
         (key, pending)
         for key, stages in snapshot.stages.items()
         if "alerted" in stages
         for pending in pending_deliveries(frozenset(stages), partial(snapshot.summary, key), at, resend_after)
     ]
-    return RunSurvey(run, ledger, discovery, snapshot, tuple(due), tuple(note), tuple(deliver), unchanged)
+    return RunSurvey(
+        run=run,
+        ledger=ledger,
+        discovery=discovery,
+        snapshot=snapshot,
+        due=tuple(name for name in due if name not in leased),
+        leased=tuple(leased),
+        note=tuple(note),
+        deliver=tuple(deliver),
+        unchanged=unchanged,
+    )
+
+
+def _alive(leases: Leases, snapshot: Snapshot, due: Sequence[str]) -> list[str]:
+    """Those of the due steps that a living worker holds; what dead ones left of other steps is removed."""
+    held = []
+    for name, standing in snapshot.leases.items():
+        if name in due:
+            held += [] if leases.dead(standing) else [name]
+        else:
+            leases.sweep(standing)
+    return held
 
 
 def key_of(step: FoundStep, snapshot: Snapshot) -> StepKey | None:
@@ -200,8 +236,9 @@ def _run_report(
 ) -> RunReport:
     report = RunReport(run=run.name, ok=True, steps=[], writing=[], unknown=[])
     try:
-        found = survey_run(run, resend_after=settings.resend_after)
+        found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
         report.unchanged = found.unchanged
+        report.leased = list(found.leased)
         report.writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         _note(found, report)
         for key, pending in found.deliver:
@@ -222,6 +259,9 @@ def _run_report(
             except StageSettingsError as mistaken:
                 report.ok = False
                 report.mistake = report.mistake or str(mistaken)
+                continue
+            if step.outcome == "leased":
+                report.leased.append(name)
                 continue
             report.steps.append(step)
             report.ok = report.ok and step.outcome != "retry"
@@ -253,7 +293,7 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
     idle: list[RunReport] = []
     for run in settings.runs:
         try:
-            found = survey_run(run, resend_after=settings.resend_after)
+            found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
         except StorageError as error:
             idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
             continue
@@ -263,7 +303,15 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
             return watch_in_flow(settings)
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         idle.append(
-            RunReport(run=run.name, ok=True, steps=[], writing=writing, unknown=[], unchanged=found.unchanged)
+            RunReport(
+                run=run.name,
+                ok=True,
+                steps=[],
+                writing=writing,
+                leased=list(found.leased),
+                unknown=[],
+                unchanged=found.unchanged,
+            )
         )
     return PassReport(started=timestamp(started), seconds=round(time.time() - started, 3), runs=idle)
 

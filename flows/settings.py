@@ -44,6 +44,7 @@ from flows.deploy_settings import DeploySettings
 from flows.sections import Seconds, Section
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
+from tasks.leases import EXPIRY
 
 ENV_PREFIX = "CKPT_"
 DEFAULT_FILE = "lifecycle.toml"
@@ -223,6 +224,8 @@ class LifecycleSettings(BaseSettings):
     """apprise URLs that get the alerts of every run."""
     resend_after: Seconds = 120.0
     """Seconds after which an alert whose sender vanished is sent again."""
+    lease_expiry: Seconds = EXPIRY
+    """Seconds without a sign of life after which another worker takes a step over."""
     runs: tuple[RunSettings, ...]
     deploy: DeploySettings = DeploySettings()
 
@@ -253,6 +256,13 @@ class LifecycleSettings(BaseSettings):
                 return run, step
         sources = ", ".join(run.source for run in self.runs)
         raise UsageError(f"{url} is not a step of any run in {self.file.name} (sources: {sources})")
+
+    def run_at(self, url: str) -> RunSettings | None:
+        """The run whose source holds ``url``, if there is one."""
+        try:
+            return self.run_of(url)[0]
+        except UsageError:
+            return None
 
     def field(self, run: RunSettings, name: str) -> str:
         """How a message names a field of ``run``: file and place in it."""

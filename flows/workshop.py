@@ -12,15 +12,17 @@ from dcp.findings import Report
 from flows.settings import LifecycleSettings, RunSettings
 from tasks.alert import AlertReport, Emit
 from tasks.export import StepExport
+from tasks.leases import Leases
 from tasks.ledger import Ledger, Stage, StepKey
 from tasks.validate import expected_contract
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Outcome = Literal["published", "problem", "retry", "writing", "queued"]
-"""``queued``: a flow run of its own processes it, or it waits until fewer of them are unfinished. ``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
-environment failed and a later pass tries again. ``writing``: it is too early to judge."""
+Outcome = Literal["published", "problem", "retry", "writing", "leased", "queued"]
+"""``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
+environment failed and a later pass tries again. ``writing``: it is too early to judge. ``leased``: another
+worker is processing it. ``queued``: a flow run of its own processes it, or will once fewer are unfinished."""
 
 
 _FIELDS: dict[Stage, str] = {
@@ -93,6 +95,7 @@ class Workshop:
     settings: LifecycleSettings
     run: RunSettings
     ledger: Ledger
+    leases: Leases
     call: Call
     emit: Emit | None
     elsewhere: ExportStep | None = None
@@ -105,7 +108,8 @@ class Workshop:
         """Open the ledger of the run called ``run``; nothing is read."""
         chosen = settings.run(run)
         ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
-        return cls(settings, chosen, ledger, call, emit)
+        leases = Leases(ledger.store, settings.lease_expiry)
+        return cls(settings, chosen, ledger, leases, call, emit)
 
     def expected(self, number: int) -> Contract | None:
         """What the keys of the step of this number are held against.

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.storage import ByteRange, ObjectInfo, fetch
 from tasks.discover import Sighting, sighting_of
+from tasks.leases import Standing, standings
 from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse_name, parse_record, preferred
 
 CACHE = "cache.json"
@@ -40,6 +41,8 @@ class Snapshot:
     unknown: frozenset[str]
     """Directory names that were reported as no steps before."""
     by_step: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
+    leases: Mapping[str, Standing] = field(default_factory=dict)
+    """Leases by step, alive or not."""
 
     def of(self, key: StepKey) -> frozenset[str]:
         """Names of the records of ``key``."""
@@ -76,7 +79,8 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
     stages: dict[StepKey, dict[str, ObjectInfo]] = {}
     unknown: list[ObjectInfo] = []
     cached: ObjectInfo | None = None
-    for info in ledger.objects():
+    listed = ledger.objects()
+    for info in listed:
         parsed = parse_name(info.name)
         if parsed:
             stages.setdefault(parsed[0], {})[parsed[1]] = info
@@ -97,7 +101,7 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
         for fingerprint, records in fingerprints.items()
     }
     names = frozenset(name for names in complete.unknown.values() for name in names)
-    return Snapshot(stages, summaries, names, by_step)
+    return Snapshot(stages, summaries, names, by_step, standings(listed))
 
 
 class _Cached(BaseModel):

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from flows.passes import PassReport
     from flows.settings import LifecycleSettings
 
-_OUTCOMES = {"published": FINE, "problem": FAULTY, "writing": FAULTY, "retry": ENVIRONMENT}
+_OUTCOMES = {
+    "published": FINE,
+    "problem": FAULTY,
+    "writing": FAULTY,
+    "retry": ENVIRONMENT,
+    "leased": ENVIRONMENT,
+}
 
 
 @command("run")
@@ -33,7 +39,7 @@ def run(
 
     It is validated, test-loaded, exported and published, as the settings say for its run. What is done
     already is not done again; what failed before is tried again. Exit code 0: published. 1: the step was
-    found bad, or is still being written. 3: the environment failed.
+    found bad, or is still being written. 3: the environment failed, or another worker is processing it.
 
     \b
     Example:

@@ -65,6 +65,7 @@ def show_pass(out: Output, report: PassReport) -> None:
             out.line(f"{name(run.run)}  alert not delivered: {name(failed, 500)}", "warning")
         left = [f"{plural(run.unchanged, 'step')} with nothing left to do"] if run.unchanged else []
         left += [f"being written: {_names(run.writing)}"] if run.writing else []
+        left += [f"processed by another worker: {_names(run.leased)}"] if run.leased else []
         if left or not (run.steps or run.error or run.mistake):
             out.line(f"{name(run.run)}  {'; '.join(left) or 'no steps'}", "dim")
 
@@ -92,7 +93,9 @@ def _outcome(report: StepReport) -> str:
         return problem_name(report.problem or "problem")
     if report.outcome == "retry":
         return f"failed {plural(report.attempts, 'time')}, will be tried again"
-    return "still being written" if report.outcome == "writing" else report.outcome
+    return {"writing": "still being written", "leased": "another worker is at it"}.get(
+        report.outcome, report.outcome
+    )
 
 
 def _names(names: list[str]) -> str:

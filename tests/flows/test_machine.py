@@ -17,12 +17,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dcp.storage import open_store
 from dcp.storage.remote import RemoteStore
+from flows.lifecycle import _Process
 from flows.settings import load_settings
+from flows.workshop import StepReport
+from tasks.leases import PREFIX, Lease
 from tasks.publish import current_alias, verify
 from tests.support.lifecycle import SMALL, CrashError, Lifecycle
 
 MOST = 60
 """Operations of a pass among which one is struck; a step that is published takes about forty."""
+
+IMPATIENT = 'resend_after = "0s"\nlease_expiry = "0s"'
+"""Whoever gave no sign of life until now is dead."""
+PATIENT = 'resend_after = "1h"\nlease_expiry = "1h"'
 
 WRITES = ("create", "replace", "writer")
 READS = ("objects", "read_range")
@@ -75,6 +82,39 @@ def crash() -> None:
     raise CrashError
 
 
+@pytest.fixture(autouse=True)
+def _the_dead_give_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies leaves its lease behind, which the way out of a context would not."""
+    leave = Lease.__exit__
+
+    def leave_or_die(lease: Lease, kind: Any, error: Any, trace: Any) -> None:
+        if kind is CrashError:
+            lease.stop()
+        else:
+            leave(lease, kind, error, trace)
+
+    monkeypatch.setattr(Lease, "__exit__", leave_or_die)
+
+
+@pytest.fixture(autouse=True)
+def _no_step_is_worked_on_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every worker waits long enough for the others' signs of life."""
+    work = _Process._work
+    at_work: list[str] = []
+
+    def watched(process: _Process, lease: Lease) -> StepReport:
+        step = process.url
+        if lease.leases.expiry:
+            assert step not in at_work
+        at_work.append(step)
+        try:
+            return work(process, lease)
+        finally:
+            at_work.remove(step)
+
+    monkeypatch.setattr(_Process, "_work", watched)
+
+
 STEPS = st.integers(1, 4)
 STRIKES = st.integers(0, MOST)
 VERBS = st.sampled_from([WRITES, WRITES + READS])
@@ -95,7 +135,7 @@ class Machine(RuleBasedStateMachine):
         bucket = f"memory://bucket-{uuid.uuid4().hex}"
         open_store(bucket).replace("other", b"")
         self.life = Lifecycle(f"{bucket}/place", self.directory / uuid.uuid4().hex)
-        self.settings = self.life.settings(top='resend_after = "0s"')
+        self.settings = self.life.settings(top=IMPATIENT)
         self.saved: dict[int, str] = {}
         self.versions = 0
         self.replaced: dict[str, list[str]] = {}
@@ -134,10 +174,10 @@ class Machine(RuleBasedStateMachine):
     def interleaved_pass(self, when: int, after: bool, verbs: tuple[str, ...]) -> None:
         """A second worker makes a whole pass while the first stands still at one of its operations."""
         # The first is alive, only slow: its alerts are not to be taken over.
-        patient = self.life.settings(top='resend_after = "1h"')
+        patient = self.life.settings(top=PATIENT)
         with struck(when, after, lambda: self._pass(patient), verbs):
             self.life.once(patient)
-        self.settings = self.life.settings(top='resend_after = "0s"')
+        self.settings = self.life.settings(top=IMPATIENT)
 
     @rule(when=STRIKES, number=STEPS, kind=KINDS, verbs=VERBS)
     def saved_over_during_a_pass(self, when: int, number: int, kind: str, verbs: tuple[str, ...]) -> None:
@@ -182,6 +222,8 @@ class Machine(RuleBasedStateMachine):
         assert last.steps == []
         assert [(o.name, o.identity) for o in self.life.published.objects()] == before
         assert len(self.life.told) == told
+        leases = {name for name, _ in before if f"/{PREFIX}" in name}
+        assert leases <= {f".ledger/{PREFIX}probe"}
         self.all_good_steps_are_published()
         self.latest_is_the_highest()
         self.each_problem_was_told()
@@ -266,7 +308,7 @@ def test_every_single_crash_is_survived(tmp_path: Path) -> None:
             life = Lifecycle(f"{bucket}/place", tmp_path / f"{when}-{after}")
             life.save("step_1")
             life.save("step_2", without=(".metadata",))
-            current = life.settings(top='resend_after = "0s"')
+            current = life.settings(top=IMPATIENT)
             try:
                 with struck(when, after, crash):
                     life.once(current)

@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= 2
+CONFIG ?= lifecycle.toml
+DATABASE ?=
 BENCH ?= $(sort $(basename $(notdir $(wildcard tests/bench/bench_*.py))))
 
 VENV := .venv
@@ -13,10 +15,10 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench deploy-local deploy-down clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.installed ## train, break, validate, export and publish checkpoints in a local bucket
 	$(BIN)/ckpt demo
@@ -36,6 +38,12 @@ format: $(VENV)/.installed ## put the code into the project's format
 
 bench: $(VENV)/.installed ## the benchmarks, one after the other (BENCH=bench_export)
 	@for name in $(BENCH); do echo "== $$name"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.bench.$$name || exit 1; done
+
+deploy-local: $(VENV)/.installed ## a Prefect server, pools, workers and deployments on loopback (CONFIG=lifecycle.toml, DATABASE=postgresql+asyncpg://…)
+	@DATABASE='$(DATABASE)' $(BIN)/python -m flows.deploying up --config $(CONFIG)
+
+deploy-down: ## end all that deploy-local started
+	@test ! -x $(BIN)/python || $(BIN)/python -m flows.deploying down
 
 clean: ## remove the environment and everything that the tools left
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,8 +1,9 @@
 """Exports on workers that are large enough: the parent plans, chooses a pool, starts a run there and waits.
 
 `ExportElsewhere` stands in for `tasks.export.export_step` where pools are configured. The run it starts is
-one of `flows.export_step`; the two share the ledger, so a parent that dies and its successor meet the same
-run again: its key holds the step's bytes, the attempt and what is asked for.
+one of `flows.export_step`, unless its own worker belongs to that pool. The two share the ledger, so a parent
+that dies and its successor meet the same run again: its key holds the step's bytes, the attempt and what is
+asked for.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from prefect.logging import get_run_logger
 from dcp.errors import EnvironmentFault, NotFoundError, ResourceError
 from dcp.storage import join_url, open_store
 from flows.deploy_settings import PoolSettings
-from flows.flow_runs import Waited, start_run, state_text, wait_for
+from flows.flow_runs import Waited, own_pool, start_run, state_text, wait_for
 from flows.pools import smallest_pool
 from flows.settings import LifecycleSettings, RunSettings
-from tasks.export import ExportRequest, StepExport, artifacts_stand
+from tasks.export import ExportRequest, StepExport, artifacts_stand, export_step
 from tasks.export_plan import StepNeed, plan_step
 from tasks.handover import artifacts_of, raise_failure
 from tasks.ledger import Ledger, StepKey
 from tasks.manifest import published_directory
+from tasks.prefect_tasks import call_as_task
 
 FLOW = "export-step"
 """Its deployments are named as the pools are."""
@@ -82,6 +84,17 @@ class ExportElsewhere:
             publish_options=run.publish_options,
         )
         pool, memory = smallest_pool(self.settings.pools, need, overhead=self.settings.overhead)
+        if pool.name == own_pool():
+            # This very run may take as much; waiting here for another slot could wait for itself.
+            return call_as_task(
+                export_step,
+                join_url(run.source, key.step),
+                directory_of(run, key),
+                parts=parts,
+                requests=requests,
+                options=run.options,
+                publish_options=run.publish_options,
+            )
         asked = repr((pool.name, memory, list(parts), [asdict(request) for request in requests]))
         token = f"{attempt}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
         flow_run = self._started(key, token, parts, pool, memory, need)

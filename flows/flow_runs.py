@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, cast
+from uuid import UUID
 
 from httpx import HTTPError
 from prefect import get_client
@@ -26,7 +27,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Cancelled, Cancelling
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Cancelling, Crashed
 
 from dcp.errors import EnvironmentFault
 
@@ -122,6 +124,15 @@ def wait_for(
             time.sleep(poll)
 
 
+def own_pool() -> str | None:
+    """The work pool whose worker runs this process; None if it was started otherwise."""
+    root = flow_run.root_flow_run_id
+    if not root:
+        return None
+    with get_client(sync_client=True) as client:
+        return client.read_flow_run(UUID(root)).work_pool_name
+
+
 def unfinished_keys(flow: str, deployment: str, most: int) -> set[str]:
     """Idempotency keys of the runs of a deployment that have not ended; at least ``most``, if there are."""
     found: set[str] = set()
@@ -141,6 +152,13 @@ def unfinished_keys(flow: str, deployment: str, most: int) -> set[str]:
             if len(page) < _PAGE:
                 break
     return found
+
+
+def declare_crashed(run: FlowRun, why: str) -> FlowRun:
+    """Have a run that is one in name only ended on the server too."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Crashed(message=why), force=True)
+        return client.read_flow_run(run.id)
 
 
 def state_text(run: FlowRun) -> str:

@@ -10,6 +10,7 @@ from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
 from flows.process import process_in_flow
 from flows.settings import DEFAULT_FILE, LifecycleSettings, RunSettings, load_settings
+from flows.submit import Submitter
 from flows.workshop import StepReport
 from tasks.prefect_tasks import emit
 
@@ -18,7 +19,9 @@ __all__ = ["watch", "watch_once"]
 
 @flow(name="watch", persist_result=False)
 def watch(config: str = DEFAULT_FILE) -> PassReport:
-    """Look at every run once and process what is due, a flow run of `process-checkpoint` a step.
+    """Look at every run once and see to what is due, a flow run of `process-checkpoint` a step.
+
+    They run within this one, or on workers where the settings say so.
 
     Args:
         config: path of the settings file.
@@ -28,7 +31,8 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
     def process(run: RunSettings, step: str) -> StepReport:
         return process_in_flow(settings, run.name, step)
 
-    report = run_pass(settings, process, emit=emit)
+    queue = settings.deploy.steps == "runs"
+    report = run_pass(settings, Submitter(settings) if queue else process, emit=emit)
     logger = get_run_logger()
     for run in report.runs:
         if run.error:

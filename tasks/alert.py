@@ -33,6 +33,7 @@ TITLES: dict[str, str] = {
     "export": "could not be exported",
     "publish": "could not be published",
     "recovered": "is published after all",
+    "damaged": "is published and has been damaged since",
 }
 """Every problem and how a title says it."""
 

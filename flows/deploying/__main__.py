@@ -1,0 +1,58 @@
+"""``python -m flows.deploying up|down``: what `make deploy-local` and `make deploy-down` call."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from dcp.errors import CkptError
+from flows.deploying.local import LocalDeployment, Up
+
+
+def main() -> int:
+    """Bring a local deployment up or take it down; 0, or the exit code of what failed."""
+    parser = argparse.ArgumentParser(prog="python -m flows.deploying", description=__doc__)
+    parser.add_argument("action", choices=["up", "down"])
+    parser.add_argument("--config", type=Path, default=Path("lifecycle.toml"), help="settings file")
+    parser.add_argument("--state", type=Path, default=Path(".deploy-local"), help="directory of its own")
+    parser.add_argument("--project", type=Path, default=Path("deployments"), help="holds prefect.yaml")
+    arguments = parser.parse_args()
+    local = LocalDeployment(arguments.state.absolute(), arguments.project.absolute())
+    try:
+        if arguments.action == "down":
+            ended = local.down()
+            say(f"Ended: {', '.join(ended)}" if ended else "Nothing ran.")
+        else:
+            # From the environment, because a command line is for everybody to read.
+            database = os.environ.get("DATABASE") or None
+            show(local.up(arguments.config, say, database), arguments.config)
+    except CkptError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+def show(up: Up, config: Path) -> None:
+    """What a person needs to go on."""
+    say("")
+    say(f"Prefect's UI      {up.ui}")
+    say(f"workers           {', '.join(up.workers)}")
+    say(f"deployments       {len(up.deployments)}: {', '.join(up.deployments)}")
+    say("")
+    say("Next:")
+    say(f"  export PREFECT_API_URL={up.api}")
+    say("  prefect deployment run watch/watch      # a pass now; one comes by itself every interval")
+    say(f"  ckpt status --config {config}")
+    say("  make deploy-down")
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

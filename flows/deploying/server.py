@@ -1,0 +1,55 @@
+"""What a local deployment asks Prefect's API: whether it is healthy, its pools and their workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from dcp.errors import EnvironmentFault
+
+_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A Prefect server; ``url`` ends in ``/api``."""
+
+    url: str
+
+    def healthy(self) -> bool:
+        """Whether it answers."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5.0).is_success
+        except httpx.HTTPError:
+            return False
+
+    def make_pool(self, name: str, template: dict[str, Any], description: str) -> None:
+        """Create a process pool, or give the one that stands this template."""
+        facts = {"description": description, "base_job_template": template}
+        if self._ask("GET", f"work_pools/{name}", missing=True) is None:
+            self._ask("POST", "work_pools/", {"name": name, "type": "process", **facts})
+        else:
+            self._ask("PATCH", f"work_pools/{name}", facts)
+
+    def workers(self, pool: str) -> list[str]:
+        """Names of the pool's workers that are online."""
+        found = self._ask("POST", f"work_pools/{pool}/workers/filter", {}) or []
+        return [worker["name"] for worker in found if worker["status"] == "ONLINE"]
+
+    def deployments(self) -> list[str]:
+        """Every deployment, as ``flow/deployment``."""
+        flows = {flow["id"]: flow["name"] for flow in self._ask("POST", "flows/filter", {}) or []}
+        found = self._ask("POST", "deployments/filter", {}) or []
+        return sorted(f"{flows.get(each['flow_id'], '?')}/{each['name']}" for each in found)
+
+    def _ask(self, method: str, path: str, body: object = None, *, missing: bool = False) -> Any:
+        try:
+            answer = httpx.request(method, f"{self.url}/{path}", json=body, timeout=_TIMEOUT)
+            if missing and answer.status_code == 404:
+                return None
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            raise EnvironmentFault(f"Prefect's API at {self.url} refused {method} {path}: {error}") from None
+        return answer.json() if answer.content else {}

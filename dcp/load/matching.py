@@ -16,6 +16,7 @@ from dcp.load.assembly import Assembly
 from dcp.load.patterns import Pattern, matches_any
 from dcp.load.rename import Renamed
 from dcp.load.transforms import Arrangement, Transform
+from dcp.rank_keys import rank_key, split_rank_key
 from dcp.renames import find_renames
 
 SHOWN = 50
@@ -195,7 +196,10 @@ def mismatch_error(findings: Sequence[Finding]) -> StateMismatchError:
 
 
 def merged(by_rank: Iterable[tuple[int, Sequence[Finding]]], ranks: int) -> list[Finding]:
-    """The findings of all ranks, each once; those that not all ranks have say which do."""
+    """The findings of all ranks, each once; those that not all ranks have say which do.
+
+    What only some ranks do not expect is another one's, such as its own RNG state or its pipeline stage.
+    """
     first: dict[tuple[str, str | None, str], Finding] = {}
     having: dict[tuple[str, str | None, str], list[int]] = {}
     for rank, findings in by_rank:
@@ -213,4 +217,32 @@ def merged(by_rank: Iterable[tuple[int, Sequence[Finding]]], ranks: int) -> list
             }
         )
         for mark, found in first.items()
+        if found.code != "keys.unexpected" or len(having[mark]) == ranks
     ]
+
+
+def of_other_ranks(findings: Sequence[Finding], writers: Mapping[str, int], ranks: int) -> Iterator[Finding]:
+    """What to say where values that every rank saved for itself are loaded by more or fewer ranks.
+
+    Args:
+        findings: what does not fit.
+        writers: ranks that saved, by the key whose values they are.
+        ranks: ranks that load.
+    """
+    told: set[str] = set()
+    for found in findings:
+        own = split_rank_key(found.key or "")
+        if own is None or own[0] in told or writers.get(own[0], ranks) == ranks:
+            continue
+        key, saved = own[0], writers[own[0]]
+        told.add(key)
+        yield finding(
+            found.code,
+            f"{key} was saved by {saved} ranks, each its own, as {rank_key(key, 0)} to "
+            f"{rank_key(key, saved - 1)}, and {ranks} load: load on as many, or leave them as they are with "
+            f"skip=[{key + '/rank_*'!r}] and begin them anew",
+            key=key,
+            severity="info",
+            saved_by=saved,
+            loaded_by=ranks,
+        )

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
+from torch import distributed
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -29,12 +30,14 @@ from dcp.contract import Expected
 from dcp.errors import UsageError
 from dcp.findings import Finding, Report, has_errors
 from dcp.load.items import fill, items_of, object_item, view_of
-from dcp.load.matching import Matched, match, merged, mismatch_error
+from dcp.load.matching import Matched, match, merged, mismatch_error, of_other_ranks
 from dcp.load.patterns import Pattern, matches_any
 from dcp.load.rename import Renamed, Rules, pairs_of, rename
 from dcp.load.transforms import Transforms, parse
+from dcp.rank_keys import rank_key, writers
 
 Order = tuple[int, ...]
+_COMPARED = "held against the other ranks"
 
 
 class LoadReport(Report):
@@ -60,7 +63,9 @@ class LoadReport(Report):
 
 
 class StrictLoadPlanner(DefaultLoadPlanner):
-    """Loads a checkpoint only if it holds exactly what the state dict does: keys, kinds, shapes, dtypes."""
+    """Loads a checkpoint only if it holds exactly what the state dicts of all ranks together do: keys, kinds,
+    shapes, dtypes.
+    """
 
     def __init__(
         self,
@@ -68,6 +73,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         rename: Rules | None = None,
         transform: Transforms | None = None,
         skip: Sequence[str] = (),
+        per_rank: Sequence[str] = (),
         flatten_state_dict: bool = True,
         flatten_sharded_tensors: bool = True,
     ) -> None:
@@ -78,6 +84,10 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             transform: what to do to tensors on the way in, by pattern of the state dict's names, see
                 `dcp.load.transforms`.
             skip: patterns of keys that are neither loaded nor missed.
+            per_rank: patterns of keys under which every rank saved a value of its own, as
+                `dcp.CheckedSavePlanner` does it: ``rng`` of this rank's state is loaded from ``rng/rank_17``
+                on rank 17. On more or fewer ranks than saved that is an error, which says so. The report
+                names such keys as the checkpoint does.
             flatten_state_dict: as torch's planner has it.
             flatten_sharded_tensors: likewise.
 
@@ -90,6 +100,9 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         self._rules = pairs_of(rename)
         self._transforms = parse(transform)
         self._skip = _patterns(skip, "skip")
+        self._per_rank = _patterns(per_rank, "per_rank")
+        if self._per_rank and not flatten_state_dict:
+            raise UsageError("per_rank goes by flattened keys: it needs flatten_state_dict=True")
         self._forget()
 
     def _forget(self) -> None:
@@ -121,6 +134,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
     ) -> None:
         self._forget()
         super().set_up_planner(state_dict, metadata, is_coordinator)
+        self._take_own()
 
     def create_local_plan(self) -> LoadPlan:
         """This rank's reads. What does not fit travels along, to be told of all ranks at once."""
@@ -158,12 +172,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         found = merged(
             ((rank, plan.planner_data or ()) for rank, plan in enumerate(global_plan)), len(global_plan)
         )
-        self._refuse(found)
-        return [replace(plan, planner_data=None) for plan in global_plan]
+        assert self.metadata is not None
+        saved_by = writers(self.metadata.state_dict_metadata)
+        self._refuse([*found, *of_other_ranks(found, saved_by, len(global_plan))])
+        told = all(plan.planner_data is not None for plan in global_plan)
+        return [replace(plan, planner_data=_COMPARED if told else None) for plan in global_plan]
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         # A storage reader may have made plans of its own, without what travelled along.
-        self._refuse(self._findings)
+        if new_plan.planner_data != _COMPARED:
+            self._refuse(self._findings)
         for key, assembly in self._matched.tensors.items():
             fill(self.state_dict[key], assembly)
             self._left[key] += 0
@@ -205,6 +223,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             _version._derived_version = before
         if len(names & old.keys()) > len(names & self.state_dict.keys()):
             self.state_dict, self.mappings = old, mappings
+            self._take_own()
+
+    def _take_own(self) -> None:
+        """Name what every rank has of its own as this rank saved it; its place in the state is the same."""
+        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+        own = {key: rank_key(key, rank) for key in self.state_dict if matches_any(self._per_rank, key)}
+        if not own:
+            return
+        self.state_dict = {own.get(key, key): value for key, value in self.state_dict.items()}
+        self.mappings = {own.get(key, key): path for key, path in self.mappings.items()}
 
     def _warn(self) -> None:
         for rule in self._renamed.idle:
@@ -227,6 +255,7 @@ class PartialLoadPlanner(StrictLoadPlanner):
         rename: Rules | None = None,
         transform: Transforms | None = None,
         skip: Sequence[str] = (),
+        per_rank: Sequence[str] = (),
         flatten_state_dict: bool = True,
         flatten_sharded_tensors: bool = True,
     ) -> None:
@@ -240,6 +269,7 @@ class PartialLoadPlanner(StrictLoadPlanner):
             rename=rename,
             transform=transform,
             skip=skip,
+            per_rank=per_rank,
             flatten_state_dict=flatten_state_dict,
             flatten_sharded_tensors=flatten_sharded_tensors,
         )

@@ -22,6 +22,7 @@ from dcp.pickles.nodes import Build, Call, Extend, Key, PersistentRef, Update, V
 LIMIT = 1 << 20
 """Bytes hashed of one value."""
 _BLOCKS = 64
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NODE_BYTES = 16
 """What a value inside an object counts beside its text."""
 _PICKLE_FACTOR = 4
@@ -48,22 +49,25 @@ def digest_of(value: Any, limit: int = LIMIT) -> bytes | None:
 def _elements(tensor: torch.Tensor, limit: int) -> memoryview:
     """Bytes of all elements in C order, or of those that are looked at."""
     if tensor.nbytes > limit:
-        chosen = _positions(tensor.numel(), max(_BLOCKS, limit // tensor.itemsize)).to(tensor.device)
-        # Flattening a tensor that is not contiguous would copy all of it.
-        tensor = (
-            tensor.view(-1)[chosen]
-            if tensor.is_contiguous()
-            else tensor[torch.unravel_index(chosen, tensor.shape)]
-        )
+        tensor = _chosen(tensor, max(_BLOCKS, limit // tensor.itemsize))
     plain = tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return memoryview(plain.view(torch.uint8).numpy().data) if plain.numel() else memoryview(b"")
 
 
-def _positions(count: int, wanted: int) -> torch.Tensor:
-    """Indices of evenly spaced blocks of elements, together about ``wanted`` of ``count``."""
+def _chosen(tensor: torch.Tensor, wanted: int) -> torch.Tensor:
+    """Evenly spaced blocks of elements, together about ``wanted`` of them."""
+    if not tensor.is_conj() and not tensor.is_neg() and tensor.itemsize in _INTEGERS:
+        # Few operations are there for every floating type.
+        tensor = tensor.view(_INTEGERS[tensor.itemsize])
     length = max(1, wanted // _BLOCKS)
-    starts = torch.linspace(0, count - length, _BLOCKS, dtype=torch.float64).long()
-    return (starts[:, None] + torch.arange(length)).reshape(-1)
+    last = tensor.numel() - length
+    starts = [number * last // (_BLOCKS - 1) for number in range(_BLOCKS)]
+    if tensor.is_contiguous():
+        flat = tensor.view(-1)
+        return torch.cat([flat[start : start + length] for start in starts])
+    # Flattening a tensor that is not contiguous would copy all of it.
+    places = (torch.tensor(starts)[:, None] + torch.arange(length)).reshape(-1).to(tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]
 
 
 def _object(value: Any, limit: int) -> bytes:

@@ -1,9 +1,10 @@
 """`CheckedSavePlanner`: a save planner for ``torch.distributed.checkpoint.save`` that compares the ranks.
 
-torch's own planner takes it that what is not sharded is the same on all ranks, and saves one rank's: of
-RNG states, positions in the data and counters that differ, all but one are lost without a word. This one
-lets a digest of every such value travel with the rank's plan. The coordinator holds them against each
-other before anything is written, and raises, warns, or gives every rank a key of its own.
+torch's own planner takes it that what several ranks hold is the same on all of them, and saves one rank's:
+of RNG states, positions in the data and counters that differ, all but one are lost without a word, and so
+are weights whose replicas have drifted apart. This one lets a digest of everything that other ranks may
+hold too travel with the rank's plan. The coordinator holds them against each other before anything is
+written, and raises, warns, or gives every rank a key of its own.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
+import torch
 from torch import distributed
 from torch.distributed.checkpoint._traverse import traverse_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
+from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, UsageError
+from dcp.rank_keys import split_rank_key
 from dcp.save.digests import LIMIT, digest_of
 from dcp.save.shared import (
     Divergence,
     Local,
     Path,
+    dedup,
     divergences,
-    is_whole,
-    rank_key,
     require_distinct,
     require_one_meaning,
     require_tiling,
@@ -42,9 +45,15 @@ _SHOWN = 10
 class CheckedSavePlanner(DefaultSavePlanner):
     """Saves as `DefaultSavePlanner` does, after it has compared what the ranks hold.
 
-    A value with a key of its own for every rank is loaded under that key: ``rng`` of rank 17 stands under
-    ``rng/rank_17``. Ranks count within the group that saves. Plans are never cached: torch keeps its cached
-    plans in the class, where checkpointers share them.
+    Compared are objects, plain tensors, replicated DTensors, and shards of which several ranks may hold
+    replicas (as HSDP's ranks do). What only one rank can hold costs nothing.
+
+    A value with a key of its own for every rank is saved under that key: ``rng`` of rank 17 stands under
+    ``rng/rank_17``, ``loader.position`` under ``loader.position/rank_17``. ``StrictLoadPlanner(per_rank=
+    ["rng"])`` gives each rank its own one back, into ``rng`` of its state, where as many ranks load as saved,
+    and refuses where they are more or fewer. Ranks count within the group that saves.
+
+    Plans are never cached: torch keeps its cached plans in the class, where checkpointers share them.
     """
 
     def __init__(
@@ -60,13 +69,15 @@ class CheckedSavePlanner(DefaultSavePlanner):
         """
         Args:
             on_divergence: what to do where ranks hold different values under one key: raise an error that
-                names all such keys, give each rank a key of its own, or warn and save one rank's.
+                names all such keys, give each rank a key of its own, or warn and save one rank's. Replicas
+                of a shard that differ are an error for ``"split"`` too: a part of a tensor can have no key
+                of its own, and which of them is right nobody can say but you.
             per_rank: globs of flattened keys whose values always get a key for every rank. Sharded tensors
                 are left as they are.
-            dedup_save_to_lowest_rank: let the lowest rank write what several hold; otherwise the rank with
-                the fewest bytes to write so far.
-            digest_limit: bytes of a value that are hashed. Of larger ones evenly spaced blocks are compared,
-                so that a small difference between them can be missed.
+            dedup_save_to_lowest_rank: let the lowest rank write what several hold; otherwise it is dealt out
+                so that all ranks write about the same number of bytes.
+            digest_limit: bytes of a value or shard that are hashed. Of larger ones evenly spaced blocks are
+                compared, so that a small difference between them can be missed.
             flatten_state_dict: as torch's.
             flatten_sharded_tensors: as torch's.
 
@@ -106,15 +117,22 @@ class CheckedSavePlanner(DefaultSavePlanner):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """This rank's plan, with digests of what it holds whole."""
+        """This rank's plan, with digests of what other ranks may hold too."""
         plan = super().create_local_plan()
-        digests = {
-            item.index.fqn: digest_of(self.state_dict[item.index.fqn], self.digest_limit)
+        whole = {
+            item.index.fqn
             for item in plan.items
-            if is_whole(item) and not self._is_per_rank(item.index.fqn)
+            if item.type != WriteItemType.SHARD or _is_replicated(self.state_dict[item.index.fqn])
         }
+        digests: dict[MetadataIndex, bytes] = {}
+        for item in plan.items if _ranks() > 1 else ():
+            key = item.index.fqn
+            if not (key in whole and self._is_per_rank(key)) and _may_be_elsewhere(self.state_dict[key]):
+                digest = digest_of(self.lookup_object(item.index), self.digest_limit)
+                if digest is not None:
+                    digests[item.index] = digest
         paths = self.mappings if self.flatten_state_dict else {}
-        self.plan = dataclasses.replace(plan, planner_data=Local(paths, digests))
+        self.plan = dataclasses.replace(plan, planner_data=Local(paths, digests, whole))
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -125,20 +143,17 @@ class CheckedSavePlanner(DefaultSavePlanner):
             UsageError: a key for a rank's own value is taken.
         """
         told: list[Local] = [plan.planner_data for plan in all_plans]
-        apart = {
-            item.index.fqn
-            for plan in all_plans
-            for item in plan.items
-            if is_whole(item) and self._is_per_rank(item.index.fqn)
-        }
+        apart = {key for local in told for key in local.whole if self._is_per_rank(key)}
         found = divergences(all_plans, told)
-        if found and self.on_divergence == "split":
-            apart |= {divergence.key for divergence in found}
-        elif found:
+        if self.on_divergence == "split":
+            apart |= {divergence.key for divergence in found if divergence.box is None}
+            found = [divergence for divergence in found if divergence.box is not None]
+        if found:
             self._tell(found)
         plans, paths = to_rank_keys(all_plans, told, apart, _numbers(len(all_plans)))
         require_one_meaning(plans, paths)
-        require_tiling(self._dedup_save_plans(plans))
+        plans = dedup(plans, self.dedup_save_to_lowest_rank)
+        require_tiling(plans, alone=len(plans) < _ranks())
         return super().create_global_plan(
             [
                 dataclasses.replace(plan, planner_data=own if self.flatten_state_dict else None)
@@ -149,7 +164,8 @@ class CheckedSavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
         """The value of an item, also of one that the coordinator gave a key of this rank's own."""
         if index.fqn not in self.state_dict:
-            index = dataclasses.replace(index, fqn=index.fqn.rpartition(rank_key("", 0)[:-1])[0])
+            own = split_rank_key(index.fqn)
+            index = index if own is None else dataclasses.replace(index, fqn=own[0])
         return super().lookup_object(index)
 
     def _is_per_rank(self, key: str) -> bool:
@@ -157,21 +173,51 @@ class CheckedSavePlanner(DefaultSavePlanner):
 
     def _tell(self, found: Sequence[Divergence]) -> None:
         keys = "; ".join(map(str, found[:_SHOWN]))
-        more = f"; and {len(found) - _SHOWN} more keys" if len(found) > _SHOWN else ""
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         if self.on_divergence == "warn":
             warnings.warn(f"only one rank's value is saved: {keys}{more}", stacklevel=2)
             return
+        advice: list[str] = []
+        whole = [divergence.key for divergence in found if divergence.box is None]
+        if whole:
+            advice.append(
+                f"Save such values under a key for every rank with per_rank=[{whole[0]!r}] or "
+                'on_divergence="split", or make them the same'
+            )
+        if len(whole) < len(found):
+            advice.append(
+                "Replicas of a shard have drifted apart: give all of them one rank's content (broadcast it), "
+                'or save one of them as it is with on_divergence="warn"'
+            )
         raise CheckpointError(
-            f"{keys}{more}. Save such values under a key for every rank with per_rank=[{found[0].key!r}] or "
-            'on_divergence="split", or make them the same',
+            f"{keys}{more}. {'. '.join(advice)}",
             code="ranks.shared-value",
             key=found[0].key,
             groups={divergence.key: divergence.groups for divergence in found},
         )
 
 
+def _is_replicated(value: Any) -> bool:
+    return isinstance(value, DTensor) and all(place.is_replicate() for place in value.placements)
+
+
+def _may_be_elsewhere(value: Any) -> bool:
+    """Whether other ranks may hold what this one holds of a value, as far as this one can tell."""
+    if not isinstance(value, DTensor):
+        # What makes its own items without being a tensor can be looked up only by who knows it.
+        return isinstance(value, torch.Tensor) or not hasattr(value, "__create_write_items__")
+    mesh = value.device_mesh
+    # Ranks outside the mesh may have another one with the same tensor on it.
+    return mesh.size() < _ranks() or any(
+        place.is_replicate() and mesh.size(dim) > 1 for dim, place in enumerate(value.placements)
+    )
+
+
+def _ranks() -> int:
+    """Ranks of the job."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
 def _numbers(plans: int) -> Sequence[int]:
     """The rank of each plan: its place, except that a rank which plans alone still has its own number."""
-    if plans == 1 and distributed.is_available() and distributed.is_initialized():
-        return [distributed.get_rank()]
-    return range(plans)
+    return [distributed.get_rank()] if plans == 1 and _ranks() > 1 else range(plans)

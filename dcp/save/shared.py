@@ -1,8 +1,9 @@
 """What ranks hold under one key, and keys of their own for it. Pure functions on save plans.
 
 A rank's plan counts by its place: plan ``n`` is of rank ``n`` of the group that saves. `Local` is what a
-rank tells the coordinator beside its plan. `divergences` finds keys whose whole value is not the same on
-all ranks; `to_rank_keys` gives such a key's values names of their own (``rng`` becomes ``rng/rank_17``).
+rank tells the coordinator beside its plan. `divergences` finds what several ranks hold and do not hold
+alike: whole values, and shards of which there are replicas. `to_rank_keys` gives whole values names of
+their own (``rng`` becomes ``rng/rank_17``). `dedup` says which rank writes what several hold.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from dcp.boxes import Box, check_tiling
 from dcp.errors import CheckpointError, UsageError
+from dcp.findings import Code
+from dcp.rank_keys import rank_key
+from dcp.save.files import size_of
 
 Path = tuple[Any, ...]
 """Where a value stands in the nested state: names and list positions."""
@@ -28,8 +33,11 @@ class Local:
 
     paths: Mapping[str, Path]
     """Path of each flattened key."""
-    digests: Mapping[str, bytes | None]
-    """Of each value that is not sharded; None where it cannot be compared."""
+    digests: Mapping[MetadataIndex, bytes]
+    """Of each item that other ranks may hold too; those that cannot be compared are left out."""
+    whole: Set[str]
+    """Keys whose value the rank holds whole, and would also on any other number of ranks: objects, plain
+    tensors and DTensors that are replicated and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +47,68 @@ class Divergence:
     key: str
     groups: tuple[tuple[int, ...], ...]
     """Ranks that agree with each other, the group of the lowest rank first."""
+    box: Box | None = None
+    """Where it is a shard that has replicas: which part of the tensor."""
 
     def __str__(self) -> str:
         sides = " and ".join(_ranks(group) for group in self.groups[:3])
         more = f" and {len(self.groups) - 3} more sides" if len(self.groups) > 3 else ""
-        return f"{self.key} differs between {sides}{more}"
-
-
-def rank_key(key: str, rank: int) -> str:
-    """The key of one rank's own value."""
-    return f"{key}/rank_{rank}"
-
-
-def is_whole(item: WriteItem) -> bool:
-    """Whether an item is of a value that a rank holds whole: a plain tensor or an object."""
-    return item.type != WriteItemType.SHARD
+        part = "" if self.box is None else str(self.box)
+        return f"{self.key}{part} differs between {sides}{more}"
 
 
 def divergences(plans: Sequence[SavePlan], locals_: Sequence[Local]) -> list[Divergence]:
-    """Keys whose whole value is not the same on all ranks that hold it."""
-    sides: dict[str, dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """What is not the same on all ranks that hold it."""
+    sides: dict[MetadataIndex | str, dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
+    items: dict[MetadataIndex | str, WriteItem] = {}
     for rank, (plan, local) in enumerate(zip(plans, locals_, strict=True)):
-        for item in filter(is_whole, plan.items):
-            digest = local.digests.get(item.index.fqn)
+        for item in plan.items:
+            digest = local.digests.get(item.index)
             if digest is not None:
-                sides[item.index.fqn][digest].append(rank)
+                # A tensor on one rank and an object on another differ too.
+                place = item.index.fqn if item.index.fqn in local.whole else item.index
+                sides[place][digest].append(rank)
+                items[place] = item
     return [
-        Divergence(key, tuple(map(tuple, found.values()))) for key, found in sides.items() if len(found) > 1
+        Divergence(
+            items[place].index.fqn,
+            tuple(map(tuple, found.values())),
+            None if isinstance(place, str) else _box(items[place]),
+        )
+        for place, found in sides.items()
+        if len(found) > 1
+    ]
+
+
+def dedup(plans: Sequence[SavePlan], to_lowest_rank: bool) -> list[SavePlan]:
+    """Plans in which everything stands once.
+
+    What several ranks hold is written by the lowest of them, or else so that all ranks write about the same
+    number of bytes: the largest goes first to the rank that has the least to write. (torch's own function
+    counts a shard as the whole tensor, and goes by the order of the state.)
+    """
+    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
+    sizes: dict[MetadataIndex, int] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            holders[item.index].append(rank)
+            sizes[item.index] = size_of(item) or 1
+    loads = [0] * len(plans)
+    shared: list[MetadataIndex] = []
+    for index, ranks in holders.items():
+        if len(ranks) == 1:
+            loads[ranks[0]] += sizes[index]
+        else:
+            shared.append(index)
+    writers: dict[MetadataIndex, int] = {}
+    for index in sorted(shared, key=lambda index: -sizes[index]):
+        ranks = holders[index]
+        writer = ranks[0] if to_lowest_rank else min(ranks, key=loads.__getitem__)
+        writers[index] = writer
+        loads[writer] += sizes[index]
+    return [
+        dataclasses.replace(plan, items=[i for i in plan.items if writers.get(i.index, rank) == rank])
+        for rank, plan in enumerate(plans)
     ]
 
 
@@ -88,7 +131,7 @@ def to_rank_keys(
         items = []
         for item in plan.items:
             key = item.index.fqn
-            if key in keys and is_whole(item):
+            if key in keys and key in local.whole:
                 own = rank_key(key, rank)
                 if own in taken:
                     raise UsageError(
@@ -109,6 +152,9 @@ def to_rank_keys(
 def require_one_meaning(plans: Sequence[SavePlan], paths: Sequence[Mapping[str, Path]]) -> None:
     """Every key is one place of the state, one kind, one shape and one dtype, whichever rank is asked.
 
+    And a shard that begins at one place ends at one place, and is in a rank's plan once: torch goes by where
+    it begins when it looks for replicas.
+
     Raises:
         CheckpointError: it is not; names the key and both sides.
     """
@@ -119,16 +165,30 @@ def require_one_meaning(plans: Sequence[SavePlan], paths: Sequence[Mapping[str, 
             if known != path:
                 raise _two(key, f"{_place(known)} on rank {first}", f"{_place(path)} on rank {rank}")
     kinds: dict[str, tuple[int, str]] = {}
+    boxes: dict[MetadataIndex, tuple[int, Box]] = {}
     for rank, plan in enumerate(plans):
+        seen: set[MetadataIndex] = set()
         for item in plan.items:
             key, said = item.index.fqn, _kind(item)
             first, known_as = kinds.setdefault(key, (rank, said))
             if known_as != said:
                 raise _two(key, f"{known_as} on rank {first}", f"{said} on rank {rank}")
+            if item.index in seen:
+                raise _tiling("tiling.overlap", key, f"rank {rank} would write {_box(item) or 'it'} twice")
+            seen.add(item.index)
+            if (box := _box(item)) is not None:
+                first, other = boxes.setdefault(item.index, (rank, box))
+                if other != box:
+                    raise _tiling(
+                        "tiling.overlap", key, f"{other} of rank {first} and {box} of rank {rank} overlap"
+                    )
 
 
-def require_tiling(plans: Sequence[SavePlan]) -> None:
+def require_tiling(plans: Sequence[SavePlan], alone: bool) -> None:
     """The chunks of every tensor cover it exactly once, after what several ranks hold is saved by one.
+
+    Args:
+        alone: the plan is of one rank of several, which saves only its own part.
 
     Raises:
         CheckpointError: ``tiling.*``; names the key, and the ranks of two chunks that overlap.
@@ -137,33 +197,26 @@ def require_tiling(plans: Sequence[SavePlan]) -> None:
     shapes: dict[str, tuple[int, ...]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
-            if item.tensor_data is not None:
-                chunk = item.tensor_data.chunk
-                chunks[item.index.fqn].append((rank, Box(tuple(chunk.offsets), tuple(chunk.sizes))))
+            if item.tensor_data is not None and (box := _box(item)) is not None:
+                chunks[item.index.fqn].append((rank, box))
                 shapes[item.index.fqn] = tuple(item.tensor_data.size)
     for key, held in chunks.items():
         tiling = check_tiling(shapes[key], [box for _, box in held], limit=1)
         for number in tiling.out_of_bounds:
             rank, box = held[number]
-            raise CheckpointError(
-                f"{key}: {box} of rank {rank} lies outside the shape {list(shapes[key])}",
-                code="tiling.out-of-bounds",
-                key=key,
+            raise _tiling(
+                "tiling.out-of-bounds",
+                key,
+                f"{box} of rank {rank} lies outside the shape {list(shapes[key])}",
             )
         for one, other, common in tiling.overlaps:
             (a, first), (b, second) = held[one], held[other]
-            raise CheckpointError(
-                f"{key}: {first} of rank {a} and {second} of rank {b} both hold {common}",
-                code="tiling.overlap",
-                key=key,
+            raise _tiling(
+                "tiling.overlap", key, f"{first} of rank {a} and {second} of rank {b} both hold {common}"
             )
-        # A rank that saves alone holds only its own part.
-        for gap in tiling.gaps if len(plans) > 1 else ():
-            raise CheckpointError(
-                f"{key}: no rank of {len(plans)} holds {gap} of the shape {list(shapes[key])}",
-                code="tiling.gap",
-                key=key,
-            )
+        for gap in () if alone else tiling.gaps:
+            who = f"no rank of {len(plans)} holds" if len(plans) > 1 else "nothing holds"
+            raise _tiling("tiling.gap", key, f"{who} {gap} of the shape {list(shapes[key])}")
 
 
 def require_distinct(paths: Iterable[Path]) -> None:
@@ -193,6 +246,17 @@ def _kind(item: WriteItem) -> str:
         return "an object"
     what = "shards of a tensor" if item.type == WriteItemType.SHARD else "a tensor"
     return f"{what} of shape {list(data.size)} and {data.properties.dtype}".replace("torch.", "")
+
+
+def _box(item: WriteItem) -> Box | None:
+    if item.tensor_data is None:
+        return None
+    chunk = item.tensor_data.chunk
+    return Box(tuple(chunk.offsets), tuple(chunk.sizes))
+
+
+def _tiling(code: Code, key: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{key}: {what}", code=code, key=key)
 
 
 def _place(path: Path) -> str:

@@ -117,6 +117,105 @@ def test_patterns_split_also_what_is_the_same(tmp_path: Path) -> None:
     assert {"rng/rank_0", "rng/rank_1", "loader.epoch/rank_1", "model.sharded", "config.a"} <= keys(place)
 
 
+def _resume(place: str, planner_options: dict[str, Any]) -> dict[str, Any]:
+    rank = torch.distributed.get_rank()
+    state: dict[str, Any] = _state(rank, differing=False)
+    state["rng"] = torch.full((100,), 99, dtype=torch.uint8)
+    state["loader"]["position"] = None
+    state["list"][0] = torch.tensor(99)
+    planner = dcp.StrictLoadPlanner(**planner_options)
+    torch_checkpoint.load(state, storage_reader=dcp.BucketReader(place), planner=planner)
+    return {"rng": state["rng"], "position": state["loader"]["position"], "list": state["list"][0]}
+
+
+OWN = ["rng", "loader.position", "list.0"]
+
+
+@pytest.mark.parametrize("how", [{"per_rank": OWN}, {"on_divergence": "split"}])
+def test_every_rank_resumes_from_its_own_values(tmp_path: Path, how: dict[str, Any]) -> None:
+    place = str(tmp_path / "step")
+    run_ranks(_save, 3, place, True, how)
+    for rank, loaded in enumerate(run_ranks(_resume, 3, place, {"per_rank": OWN})):
+        assert loaded["rng"].tolist() == [rank] * 100
+        assert (loaded["position"], loaded["list"]) == (rank * 10, rank)
+    with pytest.raises(RankError) as caught:
+        run_ranks(_resume, 2, place, {"per_rank": OWN})
+    assert "rng was saved by 3 ranks, each its own, as rng/rank_0 to rng/rank_2, and 2 load" in str(
+        caught.value
+    )
+    with pytest.raises(RankError, match=r"rng was saved by 3 ranks, each its own.*and 4 load"):
+        run_ranks(_resume, 4, place, {"per_rank": OWN})
+    skipped = run_ranks(_resume, 2, place, {"per_rank": OWN, "skip": [f"{key}/rank_*" for key in OWN]})
+    assert [loaded["position"] for loaded in skipped] == [None, None]
+    with pytest.raises(RankError, match="rng is not in the checkpoint"):
+        run_ranks(_resume, 3, place, {})
+
+
+def _save_replicas(place: str, kind: str, drifted: bool, options: dict[str, Any]) -> list[str]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    rank = torch.distributed.get_rank()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    local = torch.arange(4.0).reshape(1, 4) if kind == "replicated" else torch.full((3, 4), float(rank % 2))
+    if drifted and rank == 3:
+        local[0, 2] += 1
+    placements = [Replicate(), Replicate() if kind == "replicated" else Shard(0)]
+    if kind == "submesh":
+        value = DTensor.from_local(local, mesh["shard"], [Shard(0)], run_check=False)
+    else:
+        value = DTensor.from_local(local, mesh, placements, run_check=False)
+    planner = CheckedSavePlanner(**options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch_checkpoint.save({"w": value}, storage_writer=BucketWriter(place), planner=planner)
+    return [str(warning.message) for warning in caught if "only one rank" in str(warning.message)]
+
+
+@pytest.mark.parametrize("kind", ["replicated", "hsdp", "submesh"])
+def test_replicas_that_drifted_apart_are_found(tmp_path: Path, kind: str) -> None:
+    run_ranks(_save_replicas, 4, str(tmp_path / "same"), kind, False, {})
+    said = r"w differs between ranks 0, 1, 2 and rank 3"
+    if kind != "replicated":
+        said = r"w\[3:6, 0:4\] differs between rank 1 and rank 3\. Replicas of a shard have drifted apart"
+    with pytest.raises(RankError, match=said):
+        run_ranks(_save_replicas, 4, str(tmp_path / "error"), kind, True, {})
+    assert not (tmp_path / "error").exists()
+    [told] = run_ranks(_save_replicas, 4, str(tmp_path / "warn"), kind, True, {"on_divergence": "warn"})[0]
+    assert "w" in told
+    assert keys(str(tmp_path / "warn")) == {"w"}
+
+
+def test_whole_replicas_can_be_split_and_shards_cannot(tmp_path: Path) -> None:
+    split = {"on_divergence": "split"}
+    run_ranks(_save_replicas, 4, str(tmp_path / "step"), "replicated", True, split)
+    assert keys(str(tmp_path / "step")) == {f"w/rank_{rank}" for rank in range(4)}
+    state = load({f"w/rank_{rank}": torch.zeros(1, 4) for rank in range(4)}, str(tmp_path / "step"))
+    assert [state[f"w/rank_{rank}"][0, 2].item() for rank in range(4)] == [2, 2, 2, 3]
+    with pytest.raises(RankError, match="Replicas of a shard have drifted apart"):
+        run_ranks(_save_replicas, 4, str(tmp_path / "shards"), "hsdp", True, split)
+
+
+def _hashed(limit: int) -> list[str]:
+    """Keys that are hashed on this rank, of a state in which only ``norm`` is replicated."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    state = {
+        "sharded": distribute_tensor(torch.ones(1000), mesh, [Shard(0)]),
+        "norm": distribute_tensor(torch.ones(10), mesh, [Replicate()]),
+    }
+    planner = CheckedSavePlanner(digest_limit=limit)
+    planner.set_up_planner(state, None, True)
+    told = planner.create_local_plan().planner_data
+    return [index.fqn for index in told.digests]
+
+
+def test_what_only_one_rank_can_hold_is_not_hashed() -> None:
+    assert run_ranks(_hashed, 2, 100) == [["norm"], ["norm"]]
+
+
 def _files_of(place: str, lowest: bool) -> set[str]:
     state = {f"w{n}": torch.ones(100) for n in range(4)}
     planner = CheckedSavePlanner(dedup_save_to_lowest_rank=lowest)
@@ -230,5 +329,5 @@ def test_the_error_says_what_to_do() -> None:
     planner = CheckedSavePlanner()
     with pytest.raises(CheckpointError, match="per_rank=\\['k0'\\]") as caught:
         planner._tell([Divergence(f"k{n}", ((0,), (1, 2))) for n in range(12)])
-    assert "and 2 more keys" in str(caught.value)
+    assert "and 2 more. " in str(caught.value)
     assert caught.value.code == "ranks.shared-value"

@@ -1,0 +1,56 @@
+"""The library's guide is run: its blocks in order, in one empty directory, as a reader would."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dcp
+
+GUIDE = Path(dcp.__file__).with_name("README.md").read_text()
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(r"# (\w+\.py)\n")
+
+
+@pytest.mark.slow
+def test_everything_on_the_page_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = list(BLOCK.finditer(GUIDE))
+    assert {block[1] for block in blocks} == {"python", "sh"}
+    session: dict[str, object] = {}
+    for block in blocks:
+        script = SCRIPT.match(block[2])
+        if script:
+            Path(script[1]).write_text(block[2])
+        elif block[1] == "sh":
+            for command in block[2].splitlines():
+                shell(command)
+        else:
+            line = GUIDE[: block.start()].count("\n") + 1
+            exec(compile("\n" * line + block[2], "dcp/README.md", "exec"), session)
+            shown = re.findall(r"^# (.*)$", block[2], re.MULTILINE)
+            assert set(shown) <= set(capsys.readouterr().out.splitlines())
+
+
+def shell(command: str) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command.split(), env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_it_names_everything_that_is_public() -> None:
+    assert not [name for name in dcp.__all__ if f"dcp.{name}" not in GUIDE]
+
+
+def test_its_table_has_every_module_and_no_other() -> None:
+    rows = [row for row in GUIDE[GUIDE.index("## Inside") :].splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    package = Path(dcp.__file__).parent
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    assert named == modules | {path.parent.name for path in package.glob("*/__init__.py")}

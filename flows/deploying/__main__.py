@@ -1,4 +1,7 @@
-"""``python -m flows.deploying up|down``: what `make deploy-local` and `make deploy-down` call."""
+"""``python -m flows.deploying up|down|automations``: what `make deploy-local` and `make deploy-down` call.
+
+``automations`` has the events of the server at PREFECT_API_URL call the URL in WEBHOOK.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import os
 import sys
 from pathlib import Path
 
-from dcp.errors import CkptError
+from dcp.errors import CkptError, UsageError
+from flows.deploying.automations import load_automations
 from flows.deploying.local import LocalDeployment, Up
+from flows.deploying.server import Server
 
 
 def main() -> int:
     """Bring a local deployment up or take it down; 0, or the exit code of what failed."""
     parser = argparse.ArgumentParser(prog="python -m flows.deploying", description=__doc__)
-    parser.add_argument("action", choices=["up", "down"])
+    parser.add_argument("action", choices=["up", "down", "automations"])
     parser.add_argument("--config", type=Path, default=Path("lifecycle.toml"), help="settings file")
     parser.add_argument("--state", type=Path, default=Path(".deploy-local"), help="directory of its own")
     parser.add_argument("--project", type=Path, default=Path("deployments"), help="holds prefect.yaml")
@@ -24,6 +29,10 @@ def main() -> int:
         if arguments.action == "down":
             ended = local.down()
             say(f"Ended: {', '.join(ended)}" if ended else "Nothing ran.")
+        elif arguments.action == "automations":
+            server, webhook = _webhook()
+            names = load_automations(server, arguments.project / "automations", webhook)
+            say(f"Loaded: {', '.join(names)}")
         else:
             # From the environment, because a command line is for everybody to read.
             database = os.environ.get("DATABASE") or None
@@ -32,6 +41,14 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     return 0
+
+
+def _webhook() -> tuple[Server, str]:
+    """Server and webhook, both from the environment: the URL of a webhook is a secret."""
+    api, webhook = os.environ.get("PREFECT_API_URL", ""), os.environ.get("WEBHOOK", "")
+    if not api or not webhook:
+        raise UsageError("set PREFECT_API_URL to the server's and WEBHOOK to the URL to call")
+    return Server(api), webhook
 
 
 def show(up: Up, config: Path) -> None:

@@ -28,23 +28,28 @@ class Server:
     def make_pool(self, name: str, template: dict[str, Any], description: str) -> None:
         """Create a process pool, or give the one that stands this template."""
         facts = {"description": description, "base_job_template": template}
-        if self._ask("GET", f"work_pools/{name}", missing=True) is None:
-            self._ask("POST", "work_pools/", {"name": name, "type": "process", **facts})
+        if self.ask("GET", f"work_pools/{name}", missing=True) is None:
+            self.ask("POST", "work_pools/", {"name": name, "type": "process", **facts})
         else:
-            self._ask("PATCH", f"work_pools/{name}", facts)
+            self.ask("PATCH", f"work_pools/{name}", facts)
 
     def workers(self, pool: str) -> list[str]:
         """Names of the pool's workers that are online."""
-        found = self._ask("POST", f"work_pools/{pool}/workers/filter", {}) or []
+        found = self.ask("POST", f"work_pools/{pool}/workers/filter", {}) or []
         return [worker["name"] for worker in found if worker["status"] == "ONLINE"]
 
     def deployments(self) -> list[str]:
         """Every deployment, as ``flow/deployment``."""
-        flows = {flow["id"]: flow["name"] for flow in self._ask("POST", "flows/filter", {}) or []}
-        found = self._ask("POST", "deployments/filter", {}) or []
+        flows = {flow["id"]: flow["name"] for flow in self.ask("POST", "flows/filter", {}) or []}
+        found = self.ask("POST", "deployments/filter", {}) or []
         return sorted(f"{flows.get(each['flow_id'], '?')}/{each['name']}" for each in found)
 
-    def _ask(self, method: str, path: str, body: object = None, *, missing: bool = False) -> Any:
+    def ask(self, method: str, path: str, body: object = None, *, missing: bool = False) -> Any:
+        """One request below ``url``; None for what is not there, where that may be ``missing``.
+
+        Raises:
+            EnvironmentFault: it was refused, or not answered.
+        """
         try:
             answer = httpx.request(method, f"{self.url}/{path}", json=body, timeout=_TIMEOUT)
             if missing and answer.status_code == 404:

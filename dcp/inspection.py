@@ -12,7 +12,7 @@ from dcp.findings import Report
 from dcp.index import Entry, TensorEntry
 from dcp.producer import guess_producer
 
-_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+\.distcp")
+_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+(?:\.\w+)?\.distcp")
 
 
 class KeyInfo(Report):

@@ -123,7 +123,7 @@ def import_torch_save(
         metadata, items = _plan(source.leaves, layout)
         writer.prepare_global_plan([])
         copy = _Copy(source, open_store(url, **options), _total(source.leaves), progress)
-        held = {f"__{rank}_0.distcp": mine for rank, mine in enumerate(items) if mine}
+        held = {writer.file_name(rank, 0): mine for rank, mine in enumerate(items) if mine}
         threads = _REMOTE_THREADS if "://" in writer.url else 1
         with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
             results = list(pool.map(copy.file, held, held.values()))

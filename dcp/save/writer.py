@@ -4,6 +4,10 @@ It takes the place of torch's `FileSystemWriter` and `FsspecWriter` and writes t
 come first, each visible only when whole; `.metadata` comes last, in one request that creates it only if it
 is absent. So a step is committed whole or not at all, whatever dies when, and a committed step is replaced
 only on demand, after it was taken out of use.
+
+Every save has names of its own for its data files (``__RANK_NUMBER.SAVE.distcp``). A rank of an earlier
+attempt that is still alive, or another job that saves into the same place, can therefore not change a file
+that this save's index refers to. What earlier saves left is removed once this one is committed.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ import pickle
 import re
 import threading
 import uuid
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -23,7 +29,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dcp.errors import AlreadyExistsError, NotFoundError, UsageError
+from dcp.errors import AlreadyExistsError, NotFoundError, StorageError, UsageError
 from dcp.save.files import split, write_file
 from dcp.storage import Store, normalise_url, open_store
 
@@ -36,14 +42,16 @@ THREADS = 4
 """Files of a rank that are written at a time."""
 
 _INDEX = re.compile(r"(?:__(?P<rank>\d+))?\.metadata")
-_DATA = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
+_DATA = re.compile(r"__(?P<rank>\d+)_\d+(\.[0-9a-f]+)?\.distcp")
+_MARK = 8
+"""Digits of a save's id in the names of its files."""
 
 
 class BucketWriter(BlockingAsyncStager, StorageWriter):
     """Writes a checkpoint to a local path or an fsspec URL (``gs://``, ``s3://``, ``memory://``).
 
     It serves ``save`` and ``async_save``, with and without a process group. Data files left behind by an
-    attempt that did not come to its end are written over.
+    attempt that did not come to its end are removed by the next one that does.
     """
 
     def __init__(
@@ -58,7 +66,8 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """
         Args:
             url: where the checkpoint shall be; nothing is created yet.
-            overwrite: replace a committed step: its index is removed before anything else, then its data.
+            overwrite: replace a committed step: its index is removed before anything else, its data once the
+                new index is there. Until then there must be room for both.
             files_per_rank: most files a rank writes, four at a time; 1 on local disk and 32 elsewhere if not
                 given. On a bucket each that is being written holds up to three blocks of 64 MiB in memory.
             cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one.
@@ -75,6 +84,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         self._files = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
         self._options = options
         self._rank_alone: int | None = None
+        self._stale: tuple[str, ...] = ()
         self.save_id = uuid.uuid4().hex
 
     @property
@@ -95,6 +105,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """Begin a save of its own; to another place if one is given."""
         if checkpoint_id:
             self.url = normalise_url(str(checkpoint_id))
+        self._stale = ()
         self.save_id = uuid.uuid4().hex
 
     def storage_meta(self) -> StorageMeta:
@@ -117,10 +128,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """
         self._clear(self._store())
         first = self._rank_alone or 0
-        return [
-            dataclasses.replace(plan, storage_data=f"__{first + number}_")
-            for number, plan in enumerate(plans)
-        ]
+        return [dataclasses.replace(plan, storage_data=first + number) for number, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's files.
@@ -132,7 +140,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         failed = threading.Event()
 
         def write(number: int, items: Sequence[Any]) -> list[WriteResult]:
-            name = f"{plan.storage_data}{number}.distcp"
+            name = self.file_name(plan.storage_data, number)
             try:
                 return write_file(store, name, items, planner, failed.is_set)
             except BaseException:
@@ -150,27 +158,60 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit: write the index, once every rank's files are there.
+        """Commit: write the index, once every rank's files are there; then remove what earlier saves left.
 
         Raises:
             AlreadyExistsError: another save into the same place was committed meanwhile.
-            StorageError: storage failed.
+            StorageError: storage failed, or a data file is gone.
         """
         metadata.version = FORMAT_VERSION
         metadata.storage_data = {r.index: r.storage_data for part in results for r in part}
         metadata.storage_meta = self.storage_meta()
         content = pickle.dumps(metadata)
         store, name = self._store(), self._index_name()
+        ends = _ends(results)
+        self._require_data(store, ends)
         try:
             store.create(name, content)
         except AlreadyExistsError:
             # A request that was answered too late is repeated by the storage library and then meets itself.
             if store.info(name).size != len(content) or store.read(name, len(content)) != content:
+                with suppress(StorageError):
+                    self._remove(store, ends)
                 raise AlreadyExistsError(
                     f"another save into {self.url} was committed while this one was written; this one is "
-                    "not, and its data files may have replaced the other's: save again to another place",
+                    "not, and changed nothing of the other: save again to another place",
                     self.url,
                 ) from None
+        try:
+            self._remove(store, set(self._stale) - set(ends))
+            store.sweep()
+        except StorageError as error:
+            warnings.warn(
+                f"{self.url} is committed, but files of earlier saves are left: {error}", stacklevel=2
+            )
+
+    def file_name(self, rank: int, number: int) -> str:
+        """Name of a data file of this save."""
+        return f"__{rank}_{number}.{self.save_id[:_MARK]}.distcp"
+
+    def _remove(self, store: Store, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            store.remove(name)
+
+    def _require_data(self, store: Store, ends: Mapping[str, int]) -> None:
+        """Whoever replaces a step while this one is being written also removes this one's files."""
+        sizes: dict[str, int] = {}
+        with suppress(NotFoundError):
+            sizes = {found.name: found.size for found in store.objects()}
+        for name, end in ends.items():
+            if sizes.get(name, -1) < end:
+                raise NotFoundError(
+                    f"{name} of {self.url} was written and is {'gone' if name not in sizes else 'too short'} "
+                    "before the index could be: another save into the same place, or a clean-up, removed it; "
+                    "nothing is committed",
+                    f"{self.url}/{name}",
+                )
 
     def _store(self) -> Store:
         # Opened where it is used: the writer may be sent to a process of its own by ``async_save``.
@@ -180,15 +221,17 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         return METADATA if self._rank_alone is None else f"__{self._rank_alone}{METADATA}"
 
     def _clear(self, store: Store) -> None:
-        """Refuse or remove what is committed here; index first, so that no torn step looks committed."""
+        """Refuse or remove what is committed here: the index first of all, so that nothing torn looks whole.
+
+        The data stays until this save is committed. Another one that is still running may have put it there,
+        and would commit an index of files that are gone.
+        """
         try:
             names = [found.name for found in store.objects()]
         except NotFoundError:
             return
         indexes = [name for name in names if self._is_replaced(_INDEX.fullmatch(name))]
-        if not indexes:
-            return
-        if not self.overwrite:
+        if indexes and not self.overwrite:
             raise AlreadyExistsError(
                 f"there is a committed checkpoint at {self.url}; save to another place, or replace it with "
                 "overwrite=True",
@@ -196,9 +239,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             )
         for name in indexes:
             store.remove(name)
-        for name in names:
-            if self._is_replaced(_DATA.fullmatch(name)):
-                store.remove(name)
+        self._stale = tuple(name for name in names if self._is_replaced(_DATA.fullmatch(name)))
 
     def _is_replaced(self, found: re.Match[str] | None) -> bool:
         """Whether an object is part of what this save replaces: ranks that save alone replace their own."""
@@ -206,3 +247,12 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             return False
         rank = found["rank"]
         return self._rank_alone is None or rank is None or int(rank) == self._rank_alone
+
+
+def _ends(results: Sequence[Sequence[WriteResult]]) -> dict[str, int]:
+    """Least size in bytes of every data file."""
+    ends: dict[str, int] = {}
+    for result in (result for part in results for result in part):
+        stored = result.storage_data
+        ends[stored.relative_path] = max(ends.get(stored.relative_path, 0), stored.offset + stored.length)
+    return ends

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from dcp.errors import NotFoundError, UsageError
 from dcp.storage.faults import calling, translate
-from dcp.storage.partial import TEMPORARY, partial_file, sweep
+from dcp.storage.partial import TEMPORARY, partial_file, sweep, sync_directory
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
 
 
@@ -133,7 +133,7 @@ class LocalStore(Store):
             _LocalSink(file).write(data)
             _flush(file)
             yield temporary
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Sink]:
@@ -146,7 +146,7 @@ class LocalStore(Store):
                 yield _LocalSink(file)
                 _flush(file)
                 temporary.replace(path)
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
         except OSError as error:
             raise translate(error, str(path)) from error
 
@@ -193,14 +193,6 @@ def _after(views: Sequence[memoryview], done: int) -> list[memoryview]:
 def _flush(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _info(name: str, status: os.stat_result) -> ObjectInfo:

@@ -37,13 +37,30 @@ def partial_file(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
     The lock lasts until the file is closed, so whatever moves it to its place must happen within.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     name, file = _locked(path)
     try:
         yield name, file
     finally:
         name.unlink(missing_ok=True)
         file.close()
+
+
+def make_directory(directory: Path) -> None:
+    """A durable directory, and those above it, where there is none."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def sweep(directory: Path, target: str | None = None) -> None:

@@ -1,5 +1,6 @@
 """A state with everything that is awkward to save, and saving and loading it in this process."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch.distributed.checkpoint as torch_checkpoint
 
 from dcp.load import BucketReader
 from dcp.save import BucketWriter
+from dcp.storage import open_store
 
 
 def awkward_state() -> dict[str, Any]:
@@ -59,3 +61,8 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     """Flattened as torch does it."""
     values: dict[str, Any] = torch_checkpoint._nested_dict.flatten_state_dict(state)[0]
     return values
+
+
+def names(place: str) -> list[str]:
+    """What stands at a place, without the marks that tell files of several saves apart."""
+    return [re.sub(r"\.[0-9a-f]{8}\.distcp$", ".distcp", found.name) for found in open_store(place).objects()]

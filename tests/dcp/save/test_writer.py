@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import random
 import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 import dcp
 from dcp.errors import AlreadyExistsError, UsageError
@@ -20,7 +22,8 @@ from dcp.save import BucketWriter
 from dcp.save.files import LEAST, split
 from dcp.storage import open_store
 from tests.dcp.load.expectations import same_bits
-from tests.dcp.save.saving import awkward_state, blank, flat, load, save
+from tests.dcp.save.killing import kill_a_save
+from tests.dcp.save.saving import awkward_state, blank, flat, load, names, save
 from tests.support.ranks import RankError, run_ranks
 
 
@@ -32,10 +35,6 @@ def assert_same(loaded: dict[str, Any], expected: dict[str, Any]) -> None:
             assert same_bits(ours[key], value), key
         else:
             assert ours[key] == value, key
-
-
-def names(place: str) -> list[str]:
-    return [found.name for found in open_store(place).objects()]
 
 
 def assert_whole(place: str) -> None:
@@ -58,8 +57,11 @@ def test_data_and_index_are_those_of_upstream(tmp_path: Path) -> None:
     with warnings.catch_warnings(action="ignore"):
         torch_checkpoint.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    assert (ours / "__0_0.distcp").read_bytes() == (theirs / "__0_0.distcp").read_bytes()
+    [data] = ours.glob("__0_0.*.distcp")
+    assert data.read_bytes() == (theirs / "__0_0.distcp").read_bytes()
     a, b = (pickle.loads((path / ".metadata").read_bytes()) for path in (ours, theirs))
+    for stored in b.storage_data.values():
+        stored.relative_path = data.name
     assert (a.storage_data, a.state_dict_metadata, a.planner_data, a.version) == (
         b.storage_data,
         b.state_dict_metadata,
@@ -99,6 +101,7 @@ def test_a_failed_save_commits_nothing_and_can_be_repeated(place: str) -> None:
     assert not open_store(place).exists(".metadata")
     open_store(place).replace("__0_0.distcp", b"of an earlier attempt")
     save(state, BucketWriter(place))
+    assert names(place) == [".metadata", "__0_0.distcp"]
     assert same_bits(load({"w": torch.zeros_like(state["w"])}, place)["w"], state["w"])
     assert_whole(place)
 
@@ -114,14 +117,98 @@ def test_a_failed_replacement_leaves_no_torn_step_that_looks_committed(place: st
     assert ".metadata" not in left
 
 
-def test_of_two_saves_into_one_place_one_commits(place: str) -> None:
-    class Racing(DefaultSavePlanner):
-        def resolve_data(self, write_item: WriteItem) -> Any:
-            save({"w": torch.zeros(3)}, BucketWriter(place))
-            return super().resolve_data(write_item)
+class Meanwhile(DefaultSavePlanner):
+    """Does something while its first item is written."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act: Callable[[], object] | None = act
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().resolve_data(write_item)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_saves_into_one_place_one_commits_and_keeps_its_data(place: str, overwrite: bool) -> None:
+    if overwrite:
+        save({"w": torch.full((3,), 7.0)}, BucketWriter(place))
+
+    def other() -> None:
+        save({"w": torch.zeros(3)}, BucketWriter(place, overwrite))
 
     with pytest.raises(CheckpointException, match="another save"):
-        save({"w": torch.ones(3)}, BucketWriter(place), planner=Racing())
+        save({"w": torch.ones(3)}, BucketWriter(place, overwrite), planner=Meanwhile(other))
+    assert same_bits(load({"w": torch.ones(3)}, place)["w"], torch.zeros(3))
+    assert names(place) == [".metadata", "__0_0.distcp"]
+    assert_whole(place)
+
+
+def test_a_save_whose_data_was_removed_is_not_committed(place: str) -> None:
+    writer = BucketWriter(place)
+    finish = writer.finish
+
+    def finish_late(**results: Any) -> None:
+        # A step of another job is committed, and replaced, while this one has written its data.
+        save({"w": torch.zeros(3)}, BucketWriter(place))
+        open_store(place).remove(".metadata")
+        finish(**results)
+
+    writer.finish = finish_late  # type: ignore[method-assign]
+    with pytest.raises(CheckpointException, match="nothing is committed"):
+        save({"w": torch.ones(3)}, writer)
+    assert not open_store(place).exists(".metadata")
+
+
+def test_a_rank_that_outlives_its_job_changes_nothing_of_the_next_one(place: str) -> None:
+    dead = BucketWriter(place)
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"w": torch.ones(3)}, None, True)
+    [plan], _ = planner.create_global_plan([planner.create_local_plan()])
+    [plan] = dead.prepare_global_plan([plan])
+    save({"w": torch.zeros(3)}, BucketWriter(place))
+    dead.write_data(plan, planner)
+    assert same_bits(load({"w": torch.ones(3)}, place)["w"], torch.zeros(3))
+    report = dcp.validate(place, scrub=True)
+    assert (report.ok, [found.code for found in report.findings]) == (True, ["files.orphan"])
+    save({"w": torch.full((3,), 2.0)}, BucketWriter(place, overwrite=True))
+    assert names(place) == [".metadata", "__0_0.distcp"]
+    assert_whole(place)
+
+
+def test_files_and_new_directories_are_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def recording(handle: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    save({"w": torch.ones(3)}, BucketWriter(str(tmp_path / "new" / "run" / "step_1")))
+    directories = [tmp_path, tmp_path / "new", tmp_path / "new" / "run", tmp_path / "new" / "run" / "step_1"]
+    assert set(map(str, directories)) <= set(synced)
+    step = str(directories[-1])
+    index = next(n for n, path in enumerate(synced) if path.startswith(f"{step}/..metadata"))
+    data = next(n for n, path in enumerate(synced) if path.startswith(f"{step}/.__0_0."))
+    # The data is durable, and its name too, before the index is.
+    assert data < synced.index(step) < index < len(synced) - 1 - synced[::-1].index(step)
+
+
+def test_torchs_planner_may_cache_its_plans(tmp_path: Path) -> None:
+    try:
+        for step in range(3):
+            place = str(tmp_path / str(step))
+            planner = DefaultSavePlanner(enable_plan_caching=True)
+            save({"w": torch.full((3,), float(step))}, BucketWriter(place), planner=planner)
+            assert load({"w": torch.zeros(3)}, place)["w"].eq(step).all()
+            assert_whole(place)
+    finally:
+        for name in vars(SavePlanner):
+            if name.startswith("_cached"):
+                getattr(SavePlanner, name).clear()
 
 
 def test_files_of_a_rank_are_written_side_by_side(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +312,17 @@ def test_a_rank_that_is_killed_leaves_nothing_that_looks_committed(place: str, i
     assert dcp.validate(place).state in ("writing", "incomplete") if _anything(place) else True
     save({"w0": torch.ones(3)}, BucketWriter(place))
     assert_whole(place)
+
+
+@pytest.mark.parametrize("files", [1, 4])
+def test_kills_at_random_moments(place: str, files: int) -> None:
+    _shared(place)
+    seed = random.randrange(1 << 32)
+    moments = random.Random(seed)
+    for number in range(2):
+        # Shown where it fails.
+        print(f"seed {seed}, kill {number}")
+        kill_a_save(f"{place}_{number}", files, moments, replaced=number == 1)
 
 
 def _anything(place: str) -> bool:

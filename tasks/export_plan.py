@@ -38,16 +38,12 @@ def plan_step(
 
     need = StepNeed(memory=0, disk=0, bytes=0, seconds=0.0)
     for request in requests:
-        arguments = request.arguments()
-        for name in ("tie", "allow_pickle"):
-            # They change neither memory nor size.
-            del arguments[name]
         for part in parts_of(request, parts):
             plan = plan_export(
                 join_url(url, part) if part else url,
                 join_url(destination, f"{part}/{request.name}" if part else request.name),
                 dest_options=dict(publish_options),
-                **arguments,
+                **request.arguments(),
                 **options,
             )
             need.memory = max(need.memory, plan.memory)

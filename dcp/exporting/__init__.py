@@ -1,11 +1,13 @@
 """Writing checkpoints out in the formats that other programs read.
 
-`export` and `plan_export` (`dcp.exporting.run`) are the way in. From index to file:
+`export` (`run`) and `plan_export` (`planning`) are the way in. From index to file:
 
-- `selection`: which keys go out, and under which path.
+- `selection`, `renaming`: which keys go out, and under which path.
+- `planning`: what it will take, and whether the machine has it (`machine`).
 - `bands`: tensors cut into stretches of the output that fit in memory.
 - `pump`: those filled with bytes, ahead and in order, each source chunk's CRC checked.
 - `tensor_stream`: tensor after tensor, with a digest of each.
+- `nesting`: values at their places, and what flattening lost.
 - `state`: a nested state with tensors in it, to a pickle and the storages beside it.
 - `torch_export`: one checkpoint laid out as such a state, and streamed.
 - `torch_file`, `serialization_id`: the `torch.save` format itself.
@@ -15,7 +17,8 @@
 """
 
 from dcp.exporting.certificate import certify
+from dcp.exporting.planning import plan_export
 from dcp.exporting.report import ExportPlan, ExportReport
-from dcp.exporting.run import export, plan_export
+from dcp.exporting.run import export
 
 __all__ = ["ExportPlan", "ExportReport", "certify", "export", "plan_export"]

@@ -58,15 +58,21 @@ def require_room(memory: int, disk: int, dest: str) -> None:
     Raises:
         ResourceError: with what is needed and what there is.
     """
+    for refusal in shortfalls(memory, disk, dest):
+        raise ResourceError(refusal)
+
+
+def shortfalls(memory: int, disk: int, dest: str) -> list[str]:
+    """What the machine lacks for an export, with both numbers; arguments as for `require_room`."""
+    found = []
     left = memory_left()
     needed = memory - memory_used()
     if left is not None and needed > left:
-        raise ResourceError(
-            f"{needed} bytes of memory are needed and {left} are available; lower --memory-budget"
-        )
+        found.append(f"{needed} bytes of memory are needed and {left} are available; lower --memory-budget")
     free = disk_left(dest)
     if free is not None and disk > free:
-        raise ResourceError(f"{dest} needs {disk} bytes of disk and {free} are free; write elsewhere")
+        found.append(f"{dest} needs {disk} bytes of disk and {free} are free; write elsewhere")
+    return found
 
 
 def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -67,6 +67,11 @@ def _key(part: Value) -> Value:
     return int(part) if isinstance(part, MapKey) else part
 
 
+def has_numbered_keys(index: CheckpointIndex, chosen: Sequence[Selected]) -> bool:
+    """Whether there are keys that `integer_keys` may find to be integers."""
+    return any(_numbered(index, chosen, name) for name in ("state", "milestones"))
+
+
 def integer_keys(
     index: CheckpointIndex, chosen: Sequence[Selected], value_of: Callable[[ObjectEntry], Value]
 ) -> IntegerKeys:

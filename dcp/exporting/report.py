@@ -28,11 +28,38 @@ def require_fitting(dest: str, format: Format) -> None:
         raise UsageError(f"{dest} would be safetensors; name a directory or NAME.safetensors")
 
 
+class PlannedRead(Report):
+    """A record: ``length`` bytes of an object of the checkpoint. Only what is needed of them is read."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class PlannedTensor(Report):
+    """A tensor of the output and what it is read from.
+
+    ``offset`` is where its ``bytes`` begin in the output file; None where that depends on the data.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int]
+    offset: int | None
+    bytes: int
+    reads: list[PlannedRead]
+
+
 class PlannedFile(Report):
-    """One output file; ``bytes`` as far as the index tells, before objects are read."""
+    """One output file. ``bytes`` is what it will have, or about that if it is not ``exact``.
+
+    It is not exact before objects are read, or ties looked for. ``tensors`` is empty without detail.
+    """
 
     name: str
     bytes: int
+    exact: bool
+    tensors: list[PlannedTensor] = Field(default_factory=list)
 
 
 class ExportPlan(Report):
@@ -50,10 +77,20 @@ class ExportPlan(Report):
     """Bytes at the destination while writing and afterwards."""
     disk_free: int | None = None
     """Bytes free there; None where that cannot be known, as in a bucket."""
+    refusals: list[str] = Field(default_factory=list)
+    """Why the export would be refused here, each with what is needed and what there is."""
     bytes: int
-    """Bytes read from the checkpoint."""
+    """Bytes read from the checkpoint; tensors that turn out to be tied are read once more."""
+    ranges: int
+    """Records that they are in."""
+    sources: int
+    """Objects of the checkpoint that the records are in."""
     seconds: float
     """Estimate of the duration."""
+    rate: float
+    """Bytes a second that the estimate assumes."""
+    rate_measured: bool
+    """Whether the rate was measured in earlier exports, and not guessed."""
     keys: int
     tensors: int
 
@@ -63,8 +100,8 @@ class ExportedFile(Report):
 
     name: str
     size: int
-    sha256: str
     crc32c: str
+    sha256: str
 
 
 class ExportedTensor(Report):

@@ -52,6 +52,12 @@ def ties(
     return same
 
 
+def sampled_bytes(entries: Iterable[TensorEntry]) -> int:
+    """Bytes that `ties` reads to see which tensors may be equal."""
+    candidates = _alike([(entry, (entry.dtype, entry.shape)) for entry in entries if entry.nbytes])
+    return sum(min(entry.nbytes, _SAMPLE) for entry in candidates)
+
+
 def _alike(marked: Sequence[tuple[TensorEntry, Hashable]]) -> list[TensorEntry]:
     """Those that share their mark with another, in order."""
     counts: dict[Hashable, int] = defaultdict(int)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -224,7 +224,7 @@ def export(
 
     It is streamed in bounded memory, so the model may be larger than the machine. DEST appears only when
     it is whole; in a directory of safetensors the index appears last. A checkpoint with gaps or damage in
-    what is exported is refused.
+    what is exported is refused, and so is what memory or disk here cannot hold: exit code 3, with --plan too.
 
     \b
     Examples:
@@ -232,41 +232,28 @@ def export(
       ckpt export ./step_100 ./model --format safetensors --include 'model.*' --strip-prefix model.
       ckpt export ./step_100 out.pt --plan
     """
+    from dcp.errors import ResourceError
     from dcp.exporting import export as export_checkpoint
     from dcp.exporting import plan_export
     from flows.cli.export_views import show_export, show_plan
 
-    included, excluded, renames = tuple(include or ()), tuple(exclude or ()), tuple(rename or ())
+    request: dict[str, Any] = {
+        "format": format,
+        "include": tuple(include or ()),
+        "exclude": tuple(exclude or ()),
+        "rename": tuple(rename or ()),
+        "strip_prefix": strip_prefix,
+        "dtype": dtype,
+        "tie": tie,
+        "max_shard_size": max_shard_size,
+        "memory_budget": memory_budget,
+        "allow_pickle": allow_pickle,
+    }
     if plan:
-        planned = plan_export(
-            url,
-            dest,
-            format=format,
-            include=included,
-            exclude=excluded,
-            rename=renames,
-            strip_prefix=strip_prefix,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            memory_budget=memory_budget,
-        )
-        out.report(planned, lambda: show_plan(out, planned))
-        return FINE
+        planned = plan_export(url, dest, **request, detail=out.json)
+        out.report(planned, lambda: show_plan(out, planned), errors=planned.refusals)
+        return ResourceError.exit_code if planned.refusals else FINE
     with out.progress("export") as progress:
-        report = export_checkpoint(
-            url,
-            dest,
-            format=format,
-            include=included,
-            exclude=excluded,
-            rename=renames,
-            strip_prefix=strip_prefix,
-            dtype=dtype,
-            max_shard_size=max_shard_size,
-            memory_budget=memory_budget,
-            tie=tie,
-            allow_pickle=allow_pickle,
-            progress=progress,
-        )
+        report = export_checkpoint(url, dest, progress=progress, **request)
     out.report(report, lambda: show_export(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY

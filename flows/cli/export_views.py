@@ -13,17 +13,29 @@ if TYPE_CHECKING:
 
 
 def show_plan(out: Output, plan: ExportPlan) -> None:
-    """What it would take."""
+    """What it would take, and why it would be refused here."""
+    measured = "measured before" if plan.rate_measured else "a guess"
+    where = f"{plural(plan.ranges, 'record')} of {plural(plan.sources, 'file')}"
     out.facts(
         [
             ("checkpoint", name(plan.checkpoint)),
             ("destination", f"{name(plan.dest)} ({plan.format})"),
             ("keys", f"{plan.keys:,}, {plural(plan.tensors, 'tensor')} among them"),
-            ("read", human_bytes(plan.bytes)),
+            ("read", f"{human_bytes(plan.bytes)} in {where}"),
             ("disk", _of(plan.disk, plan.disk_free, "free")),
             ("memory", _of(plan.memory, plan.memory_available, "available")),
-            ("time", f"about {human_seconds(plan.seconds)}"),
+            (
+                "time",
+                f"about {human_seconds(plan.seconds)} at {human_bytes(plan.rate)}/s ({measured})",
+            ),
+            *(("refused", (why, "bad")) for why in plan.refusals),
         ]
+    )
+    out.line()
+    out.table(
+        ["FILE", "SIZE"],
+        ([name(f.name), ("" if f.exact else "about ") + human_bytes(f.bytes)] for f in plan.files),
+        right=["SIZE"],
     )
 
 

@@ -1,0 +1,296 @@
+"""What an export takes, worked out before it begins: `plan_export`, and the choices that `export` shares.
+
+Everything comes from the index. What only the data tells stays open: the size of a `torch.save` file that
+holds objects, since its pickle begins with them, and which tensors are tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, get_args
+
+from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checks.files import NEWER_SECONDS, check_files
+from dcp.checks.tiling import check_tensor
+from dcp.dtypes import ITEMSIZE
+from dcp.errors import NotLoadableError, ResourceError, UsageError
+from dcp.exporting import machine
+from dcp.exporting.casts import needs_torch, output_dtype
+from dcp.exporting.nesting import has_numbered_keys, nest
+from dcp.exporting.pump import Pump
+from dcp.exporting.renaming import parse_rename
+from dcp.exporting.report import (
+    CastDtype,
+    ExportPlan,
+    Format,
+    PlannedFile,
+    PlannedRead,
+    PlannedTensor,
+    require_fitting,
+)
+from dcp.exporting.safetensors_export import lay_out, metadata_of
+from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, Shard, index_of
+from dcp.exporting.selection import Selected, Selection, select
+from dcp.exporting.state import TensorSpec, build_state
+from dcp.exporting.ties import sampled_bytes
+from dcp.exporting.torch_export import content_bytes, largest_decoded, require_savable
+from dcp.exporting.torch_file import archive_name_for, plan_torch_file
+from dcp.findings import Finding, errors_of
+from dcp.index import Entry, TensorEntry
+from dcp.record import Record
+from dcp.storage import normalise_url, open_parent
+
+MEMORY_BUDGET = 512 << 20
+"""Default bound on the process's memory, in bytes."""
+
+_BAND = 8 << 20
+_SMALLEST_BAND = 64 << 10
+_PROCESS = 96 << 20
+_TORCH = 300 << 20
+_CAST_BUFFERS = 8
+"""Bands that a cast may hold: an element can become eight times as wide."""
+_TIE_BUFFERS = 2
+"""Bands that looking for equal tensors holds beside those being read."""
+_BESIDE = 600
+"""Bytes that a `torch.save` file takes for a tensor beside its content, and a quarter of its own."""
+_LOCAL_RATE = 700e6
+_REMOTE_RATE = 100e6
+
+
+def plan_export(
+    url: str,
+    dest: str,
+    *,
+    format: Format = "torch",
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    rename: Sequence[str] = (),
+    strip_prefix: str | None = None,
+    dtype: CastDtype | None = None,
+    tie: bool = False,
+    max_shard_size: int = MAX_SHARD_SIZE,
+    memory_budget: int = MEMORY_BUDGET,
+    allow_pickle: bool = False,  # noqa: ARG001 - a request of `export`; what it keeps only the data tells
+    rate: float | None = None,
+    detail: bool = False,
+    dest_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ExportPlan:
+    """What `export` would take, from the index alone; nothing is written. Arguments as there.
+
+    Args:
+        rate: bytes a second that exports of this kind were measured to read; a guess if absent.
+        detail: say of every tensor where it will stand, and which bytes it is read from.
+
+    Raises:
+        UsageError, NotLoadableError, StorageError: as `export`.
+        ResourceError: the memory budget is too small. What the machine lacks is in the plan's ``refusals``.
+    """
+    checkpoint, chosen, _ = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
+    _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie)
+    _, name = open_parent(dest, **(options if dest_options is None else dest_options))
+    tensors = [item for item in chosen if isinstance(item.entry, TensorEntry)]
+    if format == "safetensors":
+        shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
+        held = {tensor.entry.key for shard in shards for tensor in shard.tensors}
+        read = [item for item in tensors if item.entry.key in held]
+        files = [
+            PlannedFile(
+                name=shard.name,
+                bytes=shard.size,
+                exact=not tie,
+                tensors=_placed(
+                    read, dtype, {key: stored.start for key, stored in shard.stored().items()}, tie
+                )
+                if detail
+                else [],
+            )
+            for shard in shards
+        ]
+        beside = index_size(checkpoint, shards)
+        if beside:
+            files.append(PlannedFile(name=f"{name}/{INDEX}", bytes=beside, exact=not tie))
+    else:
+        files = [_torch_file(checkpoint, chosen, name, dtype, tie, detail)]
+        read = chosen
+    records = [record for item in read for record in records_of(item.entry)]
+    total = sum(record.length for record in records)
+    if tie:
+        total += sampled_bytes(item.entry for item in tensors if isinstance(item.entry, TensorEntry))
+    disk = sum(file.bytes for file in files)
+    remote = "://" in checkpoint.url or "://" in normalise_url(dest)
+    assumed = rate or (_REMOTE_RATE if remote else _LOCAL_RATE)
+    return ExportPlan(
+        checkpoint=checkpoint.url,
+        dest=normalise_url(dest),
+        format=format,
+        files=files,
+        memory=memory,
+        memory_available=machine.memory_left(),
+        disk=disk,
+        disk_free=machine.disk_left(normalise_url(dest)),
+        refusals=machine.shortfalls(memory, disk, normalise_url(dest)),
+        bytes=total,
+        ranges=len(records),
+        sources=len({record.path for record in records}),
+        seconds=round(1 + total / assumed, 1),
+        rate=assumed,
+        rate_measured=rate is not None,
+        keys=len(chosen),
+        tensors=len(tensors),
+    )
+
+
+def index_size(checkpoint: Checkpoint, shards: Sequence[Shard]) -> int:
+    """Bytes of the index that stands beside shards in a directory; 0 for one file."""
+    return len(index_of(shards, metadata_of(checkpoint))) if "/" in shards[0].name else 0
+
+
+def _torch_file(
+    checkpoint: Checkpoint,
+    chosen: Sequence[Selected],
+    name: str,
+    dtype: CastDtype | None,
+    tie: bool,
+    detail: bool,
+) -> PlannedFile:
+    """The one file, to the byte where nothing but the index decides it."""
+    archive_name = archive_name_for(name)
+    tensors = [item for item in chosen if isinstance(item.entry, TensorEntry)]
+    settled = len(tensors) == len(chosen) and not tie and not has_numbered_keys(checkpoint.index, chosen)
+    if not settled:
+        listed = _placed(tensors, dtype, {}, tie) if detail else []
+        return PlannedFile(name=name, bytes=written(chosen, dtype), exact=False, tensors=listed)
+    specs = {
+        item.key: TensorSpec.contiguous(output_dtype(item.entry.dtype, dtype), item.entry.shape)
+        for item in tensors
+        if isinstance(item.entry, TensorEntry)
+    }
+    state = build_state(nest([(item, specs[item.key]) for item in tensors]))
+    plan = plan_torch_file(len(state.pickle), state.sizes, archive_name=archive_name)
+    starts = {storage: entry.start for (_, storage), entry in zip(state.storages, plan.storages, strict=True)}
+    places = {key: starts[spec.storage] for key, spec in specs.items()}
+    return PlannedFile(
+        name=name, bytes=plan.size, exact=True, tensors=_placed(tensors, dtype, places, tie) if detail else []
+    )
+
+
+def _placed(
+    chosen: Iterable[Selected], dtype: str | None, starts: Mapping[str, int], tie: bool
+) -> list[PlannedTensor]:
+    """Tensors with what they are read from; those of one file, if ``starts`` knows where they stand in it."""
+    placed = []
+    for item in chosen:
+        entry = item.entry
+        if isinstance(entry, TensorEntry) and (not starts or item.key in starts):
+            goes_out = output_dtype(entry.dtype, dtype)
+            placed.append(
+                PlannedTensor(
+                    name=item.key,
+                    dtype=goes_out,
+                    shape=list(entry.shape),
+                    offset=None if tie else starts.get(item.key),
+                    bytes=prod(entry.shape) * ITEMSIZE[goes_out],
+                    reads=[
+                        PlannedRead(file=record.path, offset=record.offset, length=record.length)
+                        for record in records_of(entry)
+                    ],
+                )
+            )
+    return placed
+
+
+def choose(
+    url: str,
+    dest: str,
+    format: Format,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    rename: Sequence[str],
+    strip_prefix: str | None,
+    options: dict[str, Any],
+) -> tuple[Checkpoint, list[Selected], list[Finding]]:
+    """Open the checkpoint and select from it; refuse what cannot be exported. With warnings."""
+    selection = Selection(
+        tuple(include), tuple(exclude), tuple(parse_rename(rule) for rule in rename), strip_prefix
+    )
+    require_fitting(dest, format)
+    checkpoint = open_checkpoint(url, **options)
+    if (normalise_url(dest) + "/").startswith(checkpoint.url + "/"):
+        raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
+    chosen = select(checkpoint.index, selection)
+    if format == "torch":
+        require_savable(chosen)
+    return checkpoint, chosen, _require_whole(checkpoint, chosen)
+
+
+def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[Finding]:
+    """Refuse what would come out with holes; warnings that the times of the files give are returned.
+
+    Times alone refuse nothing, because a copy does not keep them: the bytes are judged, by their CRC.
+    """
+    keys = {item.entry.key for item in chosen}
+    files = {record.path for item in chosen for record in records_of(item.entry)}
+    faults: list[Finding] = []
+    warnings: list[Finding] = []
+    for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=True):
+        cut = found.detail.get("keys")
+        concerned = keys.isdisjoint(cut) is False if isinstance(cut, list) else found.file in files
+        if found.severity == "error" and (found.key in keys or concerned):
+            faults.append(found)
+        elif found.code == "files.newer-than-metadata" and found.file in files:
+            warnings.append(found)
+    for item in chosen:
+        if isinstance(item.entry, TensorEntry):
+            faults += errors_of(check_tensor(item.entry))
+    if faults:
+        raise NotLoadableError(
+            f"{checkpoint.url} is damaged and was not exported: {faults[0].message}"
+            + (f" (and {len(faults) - 1} more findings)" if len(faults) > 1 else ""),
+            faults,
+        )
+    return warnings
+
+
+def records_of(entry: Entry) -> Iterator[Record]:
+    """Where an entry's bytes are."""
+    records = entry.chunks.records if isinstance(entry, TensorEntry) else (entry.record,)
+    return (record for record in records if record is not None)
+
+
+def memory_of(
+    checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None, tie: bool
+) -> tuple[int, int, int]:
+    """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
+    threads = 8 if "://" in checkpoint.url else 2
+    objects = sum(
+        item.entry.record.length
+        for item in chosen
+        if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
+    )
+    fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + 1000 * len(checkpoint.index.entries)
+    if dtype is not None and dtype not in get_args(CastDtype):
+        raise UsageError(f"{dtype} is no type to cast to; use one of {', '.join(get_args(CastDtype))}")
+    types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}
+    if any(needs_torch(source, output_dtype(source, dtype)) for source in types):
+        fixed += _TORCH
+    buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0) + (_TIE_BUFFERS if tie else 0)
+    band = min(_BAND, (budget - fixed) // buffers)
+    if band < _SMALLEST_BAND:
+        needed = fixed + buffers * _SMALLEST_BAND
+        raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")
+    return threads, band, fixed + buffers * band
+
+
+def written(chosen: Sequence[Selected], dtype: CastDtype | None) -> int:
+    """Bytes of a `torch.save` file as far as the index tells, and rather more than less."""
+    return (
+        content_bytes(chosen)
+        + _BESIDE * (len(chosen) + 4)
+        + sum(
+            prod(entry.shape) * (ITEMSIZE[output_dtype(entry.dtype, dtype)] - ITEMSIZE[entry.dtype])
+            for entry in (item.entry for item in chosen)
+            if isinstance(entry, TensorEntry)
+        )
+    )

@@ -12,7 +12,7 @@ from dcp.findings import Report
 from dcp.index import Entry, TensorEntry
 from dcp.producer import guess_producer
 
-_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+(?:\.\w+)?\.distcp")
+_WRITER = re.compile(r"(?:.*/)?__(\d{1,9})_\d+(?:\.\w+)?\.distcp", re.ASCII)
 
 
 class KeyInfo(Report):
@@ -99,9 +99,15 @@ def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
             bytes=sum(info.bytes for info in shown),
             files=len(files),
             file_bytes=sum(info.bytes for info in files),
-            ranks=len({match[1] for f in files if (match := _WRITER.fullmatch(f.name))}),
+            ranks=len({rank for f in files if (rank := writer_rank(f.name)) is not None}),
         ),
     )
+
+
+def writer_rank(name: str) -> int | None:
+    """The rank that wrote an object, by the object's name; None where the name does not tell."""
+    match = _WRITER.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _key(entry: Entry, name: str) -> KeyInfo:

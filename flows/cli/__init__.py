@@ -12,6 +12,7 @@ from flows.cli import (
     import_commands,
     lifecycle_commands,
     published_commands,
+    report_command,
 )
 from flows.cli.demo_command import demo
 from flows.cli.entry import main
@@ -24,4 +25,5 @@ __all__ = [
     "lifecycle_commands",
     "main",
     "published_commands",
+    "report_command",
 ]

@@ -1,0 +1,294 @@
+"""A local deployment for real: server, pools, workers, deployments, automations; one for all tests here."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from pydantic import ByteSize
+
+from dcp.errors import EnvironmentFault, ResourceError
+from flows.deploy_settings import PoolSettings
+from flows.deploying.automations import load_automations
+from flows.deploying.local import LocalDeployment, Up
+from flows.deploying.server import Server
+from flows.elsewhere import ExportElsewhere
+from flows.settings import LifecycleSettings
+from tasks.alert import TITLES
+from tasks.ledger import StepKey
+from tasks.publish import verify
+from tests.support.lifecycle import Lifecycle, Sink, webhook
+from tests.support.postgres import postgres, programs
+from tests.support.train import make_checkpoint
+
+PROJECT = Path(__file__).parents[2] / "deployments"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DEPLOY = """
+[deploy]
+steps = "runs"
+port = {port}
+overhead = "1GiB"
+[[deploy.pools]]
+name = "default"
+memory = "1GiB"
+[[deploy.pools]]
+name = "large-memory"
+memory = "4GiB"
+[[deploy.pools]]
+name = "idle"
+memory = "8GiB"
+workers = 0
+"""
+
+
+@dataclass
+class Place:
+    """The deployment, and what it told."""
+
+    life: Lifecycle
+    settings: LifecycleSettings
+    local: LocalDeployment
+    up: Up
+    sink: Sink
+    called: list[dict[str, Any]]
+    """What automations sent to their webhook."""
+    database: str | None
+    """None for SQLite."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    directory = tmp_path_factory.mktemp("deployed")
+    life = Lifecycle(str(directory / "place"), directory / "settings")
+    local = LocalDeployment(directory / "state", PROJECT)
+    with ExitStack() as stack:
+        sink = stack.enter_context(webhook())
+        url, called = stack.enter_context(_webhook())
+        database = stack.enter_context(postgres(directory / "postgres")) if programs() else None
+        settings = life.settings(
+            top=f'interval = "5s"\nalerts = ["{sink.url}"]',
+            tables=DEPLOY.format(port=_free_port()),
+            layouts=["fsdp=2", "fsdp=3"],
+            # As between a save's last byte and the pass that judges what is left of it.
+            grace_period="1s",
+        )
+        Path(life.source.url).mkdir(parents=True)
+        try:
+            up = local.up(settings.file, print, database)
+            load_automations(Server(up.api), PROJECT / "automations", url)
+            yield Place(life, settings, local, up, sink, called, database)
+        finally:
+            local.down()
+            assert _left(directory) == []
+
+
+def test_a_step_of_a_training_job_is_published_and_a_broken_one_told(place: Place) -> None:
+    source = Path(place.life.source.url)
+    broken = source.parent / "broken"
+    make_checkpoint(broken)
+    cut = next(path for path in sorted(broken.glob("*.distcp")) if path.stat().st_size > 1000)
+    cut.write_bytes(cut.read_bytes()[:500])
+    make_checkpoint(source / "step_1")
+    broken.rename(source / "step_2")
+    _until(lambda: len(_manifests(place)) == 1 and len(place.sink.received) >= 1, 240)
+    [manifest] = _manifests(place)
+    assert manifest.startswith("step_1/")
+    assert verify(f"{place.life.published.url}/{manifest}").ok
+    [told] = place.sink.received
+    assert told["title"] == f"[{place.settings.runs[0].name}] step_2 is torn"
+    assert "ckpt validate" in told["message"]
+    _until(lambda: bool(place.called), 60)
+    [event] = place.called
+    assert event["event"] == "checkpoint.torn"
+    assert event["resource"] == "checkpoint.demo.step_2"
+    assert "files.truncated" in event["what"]
+    assert event["command"].startswith("ckpt validate")
+    runs = _runs(place.up.api)
+    # The estimate with its overhead is more than the pool allows that the step itself was processed on.
+    [export] = [run for run in runs if run["name"] == "demo-step_1-export-1"]
+    assert export["work_pool_name"] == "large-memory"
+    assert export["job_variables"]["memory"] > 1 << 30
+    _until(lambda: _states(place.up.api, "demo-step_") == {"COMPLETED"}, 60)
+
+
+def test_an_export_beyond_its_memory_is_killed_and_told_with_both_numbers(place: Place) -> None:
+    key = _published_key(place)
+    memory = 60 << 20
+    pool = PoolSettings(name="large-memory", memory=ByteSize(memory))
+    error = _refused(place, pool=pool, key=key, overhead=memory)
+    assert isinstance(error, ResourceError)
+    assert "137" in str(error)
+    assert f"{memory} bytes of memory were estimated, {memory} are allowed there" in str(error)
+
+
+def test_an_export_that_nobody_begins_is_cancelled_and_told(place: Place) -> None:
+    key = _published_key(place)
+    error = _refused(place, pool=PoolSettings(name="idle", memory=ByteSize(8 << 30)), key=key, pickup=2.0)
+    assert "was begun by no worker within 2 s" in str(error)
+    assert "prefect work-pool inspect idle" in str(error)
+    [run] = [run for run in _runs(place.up.api) if run["work_pool_name"] == "idle"]
+    assert run["state_type"] == "CANCELLED"
+
+
+def test_an_export_that_somebody_cancels_is_told_as_that(place: Place) -> None:
+    key = _published_key(place)
+
+    def cancel() -> None:
+        def waiting() -> list[dict[str, Any]]:
+            found = _runs(place.up.api)
+            return [r for r in found if r["work_pool_name"] == "idle" and r["state_type"] != "CANCELLED"]
+
+        _until(lambda: bool(waiting()), 60)
+        state = {"state": {"type": "CANCELLED"}, "force": True}
+        httpx.post(f"{place.up.api}/flow_runs/{waiting()[0]['id']}/set_state", json=state)
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    error = _refused(place, pool=PoolSettings(name="idle", memory=ByteSize(8 << 30)), key=key, attempt=8)
+    canceller.join()
+    assert "was cancelled" in str(error)
+
+
+def test_forms_are_typed_and_described(place: Place) -> None:
+    schemas = {
+        deployment["name"]: deployment["parameter_openapi_schema"]
+        for deployment in Server(place.up.api).ask("POST", "deployments/filter", {})
+        if deployment["entrypoint"] == "flows.on_demand.export_checkpoint"
+    }
+    assert sorted(schemas) == ["default", "idle", "large-memory"]
+    schema = schemas["large-memory"]
+    assert schema["required"] == ["url", "folder"]
+    assert all(schema["properties"][name]["description"] for name in ("url", "folder", "name", "config"))
+    options = schema["definitions"]["ExportOptions"]["properties"]
+    assert options["format"]["enum"] == ["torch", "safetensors"]
+    assert all(option["description"] for option in options.values())
+
+
+def test_every_alert_has_its_automation(place: Place) -> None:
+    standing = Server(place.up.api).ask("POST", "automations/filter", {"limit": 200})
+    names = [automation["name"] for automation in standing]
+    assert len(names) == len(set(names))
+    assert {f"ckpt-{problem}" for problem in TITLES} <= set(names)
+    assert {"ckpt-stalled", "ckpt-junk", "ckpt-published", "ckpt-watch-silent"} <= set(names)
+
+
+def test_bringing_it_up_again_replaces_only_what_died(place: Place) -> None:
+    def pids() -> dict[str, int]:
+        files = (place.local.state / "processes").glob("*.json")
+        return {file.stem: json.loads(file.read_text())["pid"] for file in files}
+
+    before = pids()
+    os.kill(before["large-memory-1"], signal.SIGKILL)
+    again = place.local.up(place.settings.file, print, place.database)
+    assert again == place.up
+    assert {name for name, pid in pids().items() if pid != before[name]} == {"large-memory-1"}
+
+
+def _refused(
+    place: Place,
+    *,
+    pool: PoolSettings,
+    key: StepKey,
+    pickup: float = 240.0,
+    attempt: int = 7,
+    overhead: int = 0,
+) -> EnvironmentFault:
+    """What becomes of an export on this pool, asked for by a parent outside of every pool."""
+    deploy = place.settings.deploy.model_copy(
+        update={"pools": (pool,), "overhead": ByteSize(overhead), "pickup_timeout": pickup}
+    )
+    settings = place.settings.model_copy(update={"deploy": deploy})
+    run = settings.runs[0].model_copy(update={"exports": ()})
+    elsewhere = ExportElsewhere(settings, run, place.life.ledger, poll=0.5)
+
+    @flow(name="parent")
+    def parent() -> None:
+        elsewhere(key, attempt, ())
+
+    with temporary_settings({PREFECT_API_URL: place.up.api}), pytest.raises(EnvironmentFault) as caught:
+        parent()
+    return caught.value
+
+
+def _published_key(place: Place) -> StepKey:
+    [key] = place.life.ledger.keys("step_1")
+    return key
+
+
+def _manifests(place: Place) -> list[str]:
+    root = Path(place.life.published.url)
+    return [str(path.relative_to(root)) for path in root.glob("step_*/*/manifest.json")]
+
+
+def _runs(api: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = Server(api).ask("POST", "flow_runs/filter", {"limit": 200})
+    return found
+
+
+def _states(api: str, prefix: str) -> set[str]:
+    return {run["state_type"] for run in _runs(api) if run["name"].startswith(prefix)}
+
+
+def _until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.3)
+
+
+def _left(directory: Path) -> list[str]:
+    """Command lines of processes that still belong to the deployment."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        environment = process.info["environ"] or {}
+        if str(directory) in environment.get("PREFECT_HOME", ""):
+            found.append(" ".join(process.info["cmdline"] or ()))
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class _webhook:
+    """A webhook that takes any JSON: its URL, and what it was sent."""
+
+    def __enter__(self) -> tuple[str, list[dict[str, Any]]]:
+        called: list[dict[str, Any]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                called.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+        return f"http://127.0.0.1:{self.server.server_port}/", called
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()

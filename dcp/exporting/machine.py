@@ -44,7 +44,9 @@ def disk_left(url: str) -> int | None:
     place = Path(url)
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free
+    usage = shutil.disk_usage(place)
+    # Some filesystems over a network say nothing of their size.
+    return usage.free if usage.total else None
 
 
 def require_room(memory: int, disk: int, dest: str) -> None:

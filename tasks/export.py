@@ -100,6 +100,7 @@ def export_step(
                 join_url(destination, name),
                 progress=progress,
                 dest_options=dict(publish_options),
+                sha256=True,
                 **request.arguments(),
                 **options,
             )

@@ -21,7 +21,7 @@ from dcp.checks.optimizer import is_optimizer_state
 from dcp.checks.values import LOOKED_AT, MEASURED, Health, measure
 from dcp.errors import CheckpointError
 from dcp.exporting.bands import bands
-from dcp.exporting.pump import Pump
+from dcp.exporting.pump import LOCAL_BAND, REMOTE_BAND, Pump
 from dcp.findings import Finding, Report, finding
 from dcp.index import Chunks, ObjectEntry, TensorEntry
 from dcp.pickles.scan import Allowance, Verdict, judge, scan
@@ -30,10 +30,6 @@ from dcp.records import Records
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
 
-LOCAL_BAND = 2 << 20
-"""Bytes of a tensor read at once from a disk: few enough to stay in a core's cache."""
-REMOTE_BAND = 8 << 20
-"""Bytes of a tensor read at once from a bucket, where each request takes its time."""
 _BATCH = 1000
 
 

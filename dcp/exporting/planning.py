@@ -18,7 +18,7 @@ from dcp.errors import NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
 from dcp.exporting.casts import needs_torch, output_dtype
 from dcp.exporting.nesting import has_numbered_keys, nest
-from dcp.exporting.pump import Pump
+from dcp.exporting.pump import LOCAL_BAND, REMOTE_BAND, Pump
 from dcp.exporting.renaming import parse_rename
 from dcp.exporting.report import (
     CastDtype,
@@ -44,7 +44,6 @@ from dcp.storage import normalise_url, open_parent
 MEMORY_BUDGET = 512 << 20
 """Default bound on the process's memory, in bytes."""
 
-_BAND = 8 << 20
 _SMALLEST_BAND = 64 << 10
 _PROCESS = 96 << 20
 _TORCH = 300 << 20
@@ -263,7 +262,8 @@ def memory_of(
     checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None, tie: bool
 ) -> tuple[int, int, int]:
     """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
-    threads = 8 if "://" in checkpoint.url else 2
+    remote = "://" in checkpoint.url
+    threads = 8 if remote else 2
     objects = sum(
         item.entry.record.length
         for item in chosen
@@ -276,7 +276,7 @@ def memory_of(
     if any(needs_torch(source, output_dtype(source, dtype)) for source in types):
         fixed += _TORCH
     buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0) + (_TIE_BUFFERS if tie else 0)
-    band = min(_BAND, (budget - fixed) // buffers)
+    band = min(REMOTE_BAND if remote else LOCAL_BAND, (budget - fixed) // buffers)
     if band < _SMALLEST_BAND:
         needed = fixed + buffers * _SMALLEST_BAND
         raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")

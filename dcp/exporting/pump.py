@@ -24,6 +24,11 @@ from dcp.exporting.bands import Band, Piece
 from dcp.index import Chunk, TensorEntry
 from dcp.records import Located, Records
 
+LOCAL_BAND = 2 << 20
+"""Bytes read at once from a disk: few enough to stay in the processor's cache until they are written."""
+REMOTE_BAND = 8 << 20
+"""Bytes read at once from a bucket, where each request takes its time."""
+
 _Place = tuple[str, Shape]
 """A chunk by its key and offsets. Its record would not do: in a safetensors file records look alike."""
 

@@ -101,7 +101,8 @@ class ExportedFile(Report):
     name: str
     size: int
     crc32c: str
-    sha256: str
+    sha256: str | None = None
+    """None where nobody asked for it."""
 
 
 class ExportedTensor(Report):

@@ -10,10 +10,10 @@ from dcp.checkpoint import Checkpoint, changes
 from dcp.errors import ChangedError
 from dcp.exporting import machine
 from dcp.exporting.planning import MEMORY_BUDGET, choose, index_size, memory_of, written
-from dcp.exporting.report import CastDtype, ExportedFile, ExportReport, Format
+from dcp.exporting.report import CastDtype, ExportReport, Format
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
 from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
-from dcp.exporting.sink import HashingSink
+from dcp.exporting.sink import ChecksumSink, HashingSink
 from dcp.exporting.tensor_stream import Progress
 from dcp.exporting.ties import ties
 from dcp.exporting.torch_export import Stream, prepare
@@ -36,6 +36,7 @@ def export(
     max_shard_size: int = MAX_SHARD_SIZE,
     memory_budget: int = MEMORY_BUDGET,
     allow_pickle: bool = False,
+    sha256: bool = False,
     progress: Progress | None = None,
     dest_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -56,6 +57,7 @@ def export(
         max_shard_size: bytes of tensors in one safetensors file.
         memory_budget: bytes the process may use.
         allow_pickle: keep objects of classes that are on no list.
+        sha256: report the SHA-256 of every file, which takes a core longer than all the rest.
         progress: called with bytes done and bytes in all.
         dest_options: passed to the filesystem of ``dest``; ``options`` if absent.
         options: passed to the filesystem of ``url``.
@@ -78,6 +80,7 @@ def export(
     tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
     tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if tie else {}
     names = {item.entry.key: item.key for item in chosen}
+    sink_type = HashingSink if sha256 else ChecksumSink
     stream: Stream | SafetensorsExport
     if format == "safetensors":
         shards, findings = lay_out(
@@ -85,7 +88,9 @@ def export(
         )
         size = sum(shard.size for shard in shards) + index_size(checkpoint, shards)
         machine.require_room(memory, size, normalise_url(dest))
-        stream = SafetensorsExport(checkpoint, shards, band_bytes=band_bytes, threads=threads)
+        stream = SafetensorsExport(
+            checkpoint, shards, band_bytes=band_bytes, threads=threads, sink_type=sink_type
+        )
         stream.write(store, finished=finished, progress=progress)
         files = stream.files
     else:
@@ -95,11 +100,11 @@ def export(
         stream = Stream(
             checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
         )
-        with store.writer(name) as target, HashingSink(target) as sink:
+        with store.writer(name) as target, sink_type(target) as sink:
             stream.write(sink, progress)
             finished()
         stream.tensors.update({names[key]: stream.tensors[names[kept]] for key, kept in tied.items()})
-        files = [ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c)]
+        files = [sink.written_as(name)]
     return ExportReport(
         checkpoint=checkpoint.url,
         fingerprint=checkpoint.fingerprint,

@@ -19,7 +19,7 @@ from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedFile, ExportedTensor
 from dcp.exporting.safetensors_layout import INDEX, SUFFIX, Shard, holds, index_of, split
 from dcp.exporting.selection import Selected
-from dcp.exporting.sink import HashingSink
+from dcp.exporting.sink import ChecksumSink
 from dcp.exporting.tensor_stream import OutTensor, Progress, TensorStream, content_of
 from dcp.findings import Finding, finding
 from dcp.index import TensorEntry
@@ -90,7 +90,13 @@ class SafetensorsExport:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, shards: Sequence[Shard], *, band_bytes: int, threads: int
+        self,
+        checkpoint: Checkpoint,
+        shards: Sequence[Shard],
+        *,
+        band_bytes: int,
+        threads: int,
+        sink_type: type[ChecksumSink],
     ) -> None:
         self.shards = shards
         self.files: list[ExportedFile] = []
@@ -100,6 +106,7 @@ class SafetensorsExport:
         self._stream = TensorStream(self.pump, (tensor for shard in shards for tensor in shard.tensors))
         self._order = [tensor for shard in shards for tensor in shard.tensors]
         self._metadata = metadata_of(checkpoint)
+        self._sink_type = sink_type
         self._visible: list[str] = []
         self._done = 0
 
@@ -150,7 +157,7 @@ class SafetensorsExport:
             if index and not standing:
                 store.remove(index)
             for number, shard in enumerate(self.shards, 1):
-                with store.writer(shard.name) as target, HashingSink(target) as sink:
+                with store.writer(shard.name) as target, self._sink_type(target) as sink:
                     self._fill(shard, sink, progress)
                     if number == len(self.shards):
                         self._stream.finish()
@@ -160,7 +167,7 @@ class SafetensorsExport:
             return
         with ExitStack() as kept_back:
             for shard in self.shards:
-                with HashingSink(kept_back.enter_context(store.writer(shard.name))) as sink:
+                with self._sink_type(kept_back.enter_context(store.writer(shard.name))) as sink:
                     self._fill(shard, sink, progress)
                 self._note(shard.name, sink)
             self._stream.finish()
@@ -169,7 +176,7 @@ class SafetensorsExport:
                 store.remove(index)
             self._visible += [shard.name for shard in self.shards]
 
-    def _fill(self, shard: Shard, sink: HashingSink, progress: Progress | None) -> None:
+    def _fill(self, shard: Shard, sink: ChecksumSink, progress: Progress | None) -> None:
         total = content_of(self._order)
         sink.write(shard.header)
         for tensor in shard.tensors:
@@ -180,12 +187,12 @@ class SafetensorsExport:
                     progress(self._done, total)
 
     def _emit(self, store: Store, name: str, data: bytes) -> None:
-        with store.writer(name) as target, HashingSink(target) as sink:
+        with store.writer(name) as target, self._sink_type(target) as sink:
             sink.write(data)
         self._note(name, sink)
 
-    def _note(self, name: str, sink: HashingSink) -> None:
-        self.files.append(ExportedFile(name=name, size=sink.size, sha256=sink.sha256, crc32c=sink.crc32c))
+    def _note(self, name: str, sink: ChecksumSink) -> None:
+        self.files.append(sink.written_as(name))
 
     def _check(self, store: Store, shard: Shard) -> None:
         """Open a finished file again: its size, its header, and every tensor's digest."""

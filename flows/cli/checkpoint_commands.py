@@ -218,6 +218,10 @@ def export(
         bool,
         typer.Option("--allow-pickle", help="Keep objects that torch.load refuses by default."),
     ] = False,
+    sha256: Annotated[
+        bool,
+        typer.Option("--sha256", help="Tell the SHA-256 of each file as well; slower than writing it."),
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it would take, and write nothing.")] = False,
 ) -> int:
     """Convert a checkpoint to one torch.save file, or to safetensors.
@@ -254,6 +258,6 @@ def export(
         out.report(planned, lambda: show_plan(out, planned), errors=planned.refusals)
         return ResourceError.exit_code if planned.refusals else FINE
     with out.progress("export") as progress:
-        report = export_checkpoint(url, dest, progress=progress, **request)
+        report = export_checkpoint(url, dest, progress=progress, sha256=sha256, **request)
     out.report(report, lambda: show_export(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY

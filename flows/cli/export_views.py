@@ -60,8 +60,8 @@ def show_export(out: Output, report: ExportReport) -> None:
     )
     out.line()
     out.table(
-        ["FILE", "SIZE", "SHA-256"],
-        ([name(file.name), human_bytes(file.size), file.sha256] for file in report.files),
+        ["FILE", "SIZE", "CRC-32C", "SHA-256"],
+        ([name(f.name), human_bytes(f.size), f.crc32c, f.sha256 or "-"] for f in report.files),
         right=["SIZE"],
     )
     show_findings(out, report.findings, report.checkpoint)

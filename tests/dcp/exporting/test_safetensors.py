@@ -37,7 +37,8 @@ def loaded(directory: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("golden", EXPORTABLE, ids=lambda golden: golden.name)
 def test_goldens_come_out_equal(golden: Golden, tmp_path: Path) -> None:
-    report = export(str(golden.directory), str(tmp_path / "out"), format="safetensors", max_shard_size=20_000)
+    options: dict[str, Any] = {"format": "safetensors", "max_shard_size": 20_000, "sha256": True}
+    report = export(str(golden.directory), str(tmp_path / "out"), **options)
     found = loaded(tmp_path / "out")
     skipped = {f.key for f in report.findings if f.code == "export.skipped-object"}
     expected: dict[str, Any] = torch.load(golden.expected, weights_only=False)

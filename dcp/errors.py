@@ -20,6 +20,7 @@
             ├── AlreadyExistsError (FileExistsError)
             ├── ForbiddenError (PermissionError)
             ├── OutOfSpaceError
+            ├── DamagedUploadError
             └── UnreachableError (ConnectionError)
 
 A `CheckpointError` carries a finding code, so that one conversion (`as_finding`) turns a failure met
@@ -170,6 +171,10 @@ class ForbiddenError(StorageError, PermissionError):
 
 class OutOfSpaceError(StorageError):
     """The disk or quota is full."""
+
+
+class DamagedUploadError(StorageError):
+    """A store has other bytes than it was sent; the message gives both sizes or checksums."""
 
 
 class UnreachableError(StorageError, ConnectionError):

@@ -7,8 +7,9 @@ imported to be recognised.
 from __future__ import annotations
 
 import errno
+import socket
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dcp.errors import (
     AlreadyExistsError,
@@ -18,6 +19,9 @@ from dcp.errors import (
     OutOfSpaceError,
     UnreachableError,
 )
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 T = TypeVar("T")
 
@@ -29,8 +33,12 @@ _CREDENTIAL_ERRORS = {
     "DefaultCredentialsError",
     "RefreshError",
 }
-_ATTEMPTS = 4
-_RETRY_SECONDS = 20.0
+_PASSING = {408, 429}
+_ATTEMPTS = 8
+_DEAF_ATTEMPTS = 5
+_RETRY_SECONDS = 60.0
+_FIRST_WAIT = 0.5
+_LONGEST_WAIT = 10.0
 
 
 def translate(error: BaseException, url: str) -> CkptError:
@@ -88,22 +96,31 @@ def calling(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) ->
 def retrying(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Run an idempotent storage call, repeating it while the store is unreachable, within bounds.
 
-    At most four attempts, and none begins later than 20 s after the first: some backends retry by
-    themselves for half a minute before they give up.
+    A store that answers that it is busy, or that breaks off, is asked for about half a minute. An endpoint
+    at which nobody listens or that has no address, for a few seconds. An answer that would be the same
+    again, such as a bad request, is not asked for twice. No attempt begins later than 60 s after the first:
+    some backends retry by themselves for half a minute before they give up.
     """
-    from tenacity import (
-        Retrying,
-        retry_if_exception_type,
-        stop_after_attempt,
-        stop_after_delay,
-        wait_random_exponential,
-    )
+    from tenacity import Retrying, retry_if_exception, wait_random_exponential
 
     attempts = Retrying(
-        retry=retry_if_exception_type(UnreachableError),
-        stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_RETRY_SECONDS),
-        wait=wait_random_exponential(multiplier=0.2, max=5),
+        retry=retry_if_exception(_may_pass),
+        stop=_is_enough,
+        wait=wait_random_exponential(multiplier=_FIRST_WAIT, max=_LONGEST_WAIT),
         reraise=True,
     )
     result: T = attempts(calling, url, operation, *args, **kwargs)
     return result
+
+
+def _may_pass(error: BaseException) -> bool:
+    status = status_of(error.__cause__) if error.__cause__ is not None else None
+    return isinstance(error, UnreachableError) and (status is None or status in _PASSING or status >= 500)
+
+
+def _is_enough(retry_state: RetryCallState) -> bool:
+    assert retry_state.outcome is not None
+    error = retry_state.outcome.exception()
+    deaf = error is not None and isinstance(error.__cause__, ConnectionRefusedError | socket.gaierror)
+    late = (retry_state.seconds_since_start or 0) > _RETRY_SECONDS
+    return late or retry_state.attempt_number >= (_DEAF_ATTEMPTS if deaf else _ATTEMPTS)

@@ -1,5 +1,6 @@
 """`open_store`: from a URL to a `Store`, with one set of rules for every backend.
 
+GCS is talked to directly unless options ask for what only gcsfs does; everything else goes through fsspec.
 Listings are not cached. Against an emulator gcsfs is kept from probing for bucket kinds, which costs
 a minute each. Filesystems are opened per process, so workers must be spawned, never forked.
 """
@@ -10,12 +11,15 @@ import os
 from typing import Any
 
 from dcp.errors import UsageError
+from dcp.storage import gcs
 from dcp.storage.faults import calling
 from dcp.storage.local import LocalStore
 from dcp.storage.remote import MemoryStore, RemoteStore
+from dcp.storage.s3 import S3Store
 from dcp.storage.store import Store
 from dcp.storage.urls import normalise_url, split_protocol, split_url
 
+_KINDS = {"memory": MemoryStore, "s3": S3Store, "s3a": S3Store}
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 
 
@@ -36,11 +40,13 @@ def open_store(url: str, **options: Any) -> Store:
     protocol, _ = split_protocol(url)
     if protocol == "file":
         return LocalStore(url, options)
-    if protocol in ("gs", "gcs") and os.environ.get("STORAGE_EMULATOR_HOST"):
-        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    if protocol in ("gs", "gcs"):
+        if gcs.understands(options):
+            return calling(url, gcs.GcsStore, url, options)
+        if os.environ.get("STORAGE_EMULATOR_HOST"):
+            os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     filesystem = calling(url, _filesystem_class(url), **{"use_listings_cache": False, **options})
-    kind = MemoryStore if protocol == "memory" else RemoteStore
-    return kind(url, filesystem, options)
+    return _KINDS.get(protocol, RemoteStore)(url, filesystem, options)
 
 
 def require_protocol(url: str) -> None:

@@ -1,4 +1,4 @@
-"""A store on any fsspec filesystem other than local disk: GCS, S3, memory.
+"""A store on any fsspec filesystem: memory, and the base of S3's.
 
 Listings are never cached, because another machine writes what we look for. Small conditional writes go
 through ``pipe_file(mode="create")``, which GCS, S3 and memory honour; streamed writes become visible
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, NoReturn
 
 from dcp.errors import NotFoundError, UnreachableError, UsageError
 from dcp.storage.faults import calling, retrying, status_of, translate
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+from dcp.storage.uploads import is_partial
 
 BLOCK = 64 << 20
 """Bytes of one upload request: small ones are slow on every object store."""
@@ -48,7 +49,10 @@ class RemoteStore(Store):
             self._object(self._name(path), entry)
             for path, entry in found.items()
             # Consoles leave zero-byte "directory" objects behind.
-            if entry.get("type") != "directory" and not path.endswith("/") and path.rstrip("/") != self.root
+            if entry.get("type") != "directory"
+            and not path.endswith("/")
+            and path.rstrip("/") != self.root
+            and not is_partial(path)
         ]
         if not objects:
             self._raise_absent()
@@ -120,8 +124,11 @@ class RemoteStore(Store):
     def replace(self, name: str, data: bytes) -> None:
         retrying(f"{self.url}/{name}", self.filesystem.pipe_file, self._path(name), data)
 
+    def writer(self, name: str) -> AbstractContextManager[Sink]:
+        return self._stream(name)
+
     @contextmanager
-    def writer(self, name: str) -> Iterator[Sink]:
+    def _stream(self, name: str) -> Iterator[Sink]:
         url = f"{self.url}/{name}"
         file = calling(url, self.filesystem.open, self._path(name), "wb", block_size=BLOCK)
         try:
@@ -144,7 +151,7 @@ class MemoryStore(RemoteStore):
     """fsspec's memory filesystem, whose open files are visible before they are closed."""
 
     @contextmanager
-    def writer(self, name: str) -> Iterator[Sink]:
+    def _stream(self, name: str) -> Iterator[Sink]:
         buffer = io.BytesIO()
         yield buffer
         self.replace(name, buffer.getvalue())

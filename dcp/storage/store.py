@@ -27,6 +27,8 @@ class ObjectInfo:
     """Last modification, seconds since the epoch; None where the store does not tell."""
     identity: str
     """Changes whenever the content is written again: generation, ETag or modification time in ns."""
+    crc32c: str | None = None
+    """What the store says the content's CRC-32C is, 8 hexadecimal digits; None where it does not tell."""
 
 
 class Sink(Protocol):
@@ -103,6 +105,10 @@ class Store(ABC):
     @abstractmethod
     def remove(self, name: str) -> None:
         """Delete one object; an absent one is not an error."""
+
+    def prune(self) -> None:
+        """Remove directories that hold nothing, this one too, where prefixes are directories at all."""
+        return
 
     def sweep(self) -> None:  # noqa: B027 - most stores keep what is unfinished to themselves
         """Remove what writers that were killed left unfinished directly below the prefix."""

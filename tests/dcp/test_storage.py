@@ -194,7 +194,8 @@ def test_streams_that_fail_leave_nothing(store: Store) -> None:
 def test_an_upload_of_many_blocks_that_fails_leaves_nothing(
     backend: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dcp.storage.remote.BLOCK", 6 << 20)
+    monkeypatch.setattr("dcp.storage.uploads.PART", 6 << 20)
+    monkeypatch.setattr("dcp.storage.uploads.WHOLE", 1)
     store = open_store(request.getfixturevalue(f"{backend}_bucket") + "/root")
     store.replace("keep", b"x")
     with pytest.raises(Interrupted):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, overload
 
-from dcp.boxes import Box
+from dcp.boxes import Box, Shape
 from dcp.record import Record
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Ints = npt.NDArray[np.int64]
 
 _BLOCK = 4096
+_LARGEST = (1 << 63) - 1
 
 Place = tuple[str, tuple[str, ...]]
 """Path and transforms of a record, which many records share."""
@@ -63,6 +64,20 @@ class BoxColumns(_Columns, Sequence[Box]):
         if isinstance(i, slice):
             return BoxColumns(self.offsets[i], self.sizes[i])
         return Box(tuple(self.offsets[i].tolist()), tuple(self.sizes[i].tolist()))
+
+    def all_within(self, shape: Shape) -> bool:
+        """Whether every box has the rank of ``shape`` and lies inside it, as `dcp.boxes.in_bounds` says."""
+        if self.offsets.shape[1] != len(shape):
+            return False
+        for dim, extent in enumerate(shape):
+            # No number of 64 bits goes beyond it, and none may be added up to one that does.
+            limit = min(extent, _LARGEST)
+            offsets, sizes = self.offsets[:, dim], self.sizes[:, dim]
+            if len(offsets) and (offsets.min() < 0 or sizes.min() < 0 or sizes.max() > limit):
+                return False
+            if (offsets > limit - sizes).any():
+                return False
+        return True
 
     def __iter__(self) -> Iterator[Box]:
         return chain.from_iterable(
@@ -116,6 +131,28 @@ class RecordColumns(_Columns, Sequence["Record | None"]):
                 self.offset[block].tolist(),
                 self.length[block].tolist(),
             )
+
+    def capacity(self, factors: Sequence[int]) -> int:
+        """Lengths of all records added up, each times the factor of its place."""
+        import numpy as np
+
+        # Place -1, of a record that is missing, finds the last factor.
+        factor_of = np.array([*factors, 0], np.int64)[self.place]
+        total = 0
+        for factor in set(factors):
+            lengths = self.length[factor_of == factor]
+            # Halves, since the sum of many lengths of 64 bits may need more.
+            total += factor * (int((lengths >> 32).sum()) * (1 << 32) + int((lengths & 0xFFFFFFFF).sum()))
+        return total
+
+    def first(self) -> tuple[str, int] | None:
+        """Path and offset of the record that comes first, by path and then by offset."""
+        held = set(self.place.tolist()) - {-1}
+        if not held:
+            return None
+        path = min(self.places[place][0] for place in held)
+        offsets = [self.offset[self.place == p].min() for p in held if self.places[p][0] == path]
+        return path, int(min(offsets))
 
     @staticmethod
     def tally(columns: Sequence[RecordColumns]) -> Iterator[tuple[str, int]]:

@@ -85,6 +85,16 @@ class Finding(BaseModel):
     message: str
     detail: dict[str, Any] = Field(default_factory=dict)
 
+    def inside(self, part: str) -> Finding:
+        """The same of a part of a step: its names begin with the part's."""
+        return self.model_copy(
+            update={
+                "key": None if self.key is None else f"{part}/{self.key}",
+                "file": None if self.file is None else f"{part}/{self.file}",
+                "message": f"{part}: {self.message}",
+            }
+        )
+
 
 def finding(
     code: Code,

@@ -221,7 +221,7 @@ class _Judge:
     def _parts(self, found: Survey) -> _Verdict:
         """Every part alone; the step is as good as its worst part, and its keys are all parts' keys."""
         verdicts = {name: self.step(found.part(name)) for name in found.parts}
-        findings = [_inside(name, f) for name, verdict in verdicts.items() for f in verdict.findings]
+        findings = [f.inside(name) for name, verdict in verdicts.items() for f in verdict.findings]
         states = {verdict.state for verdict in verdicts.values()}
         state = next(s for s in _WORST_FIRST if s in states)
         joined = _Verdict(
@@ -247,16 +247,6 @@ def _rank_local(index: CheckpointIndex) -> Finding:
         "first of them and leaves the rest of each tensor as it was; read here as one checkpoint",
         severity="warning",
         ranks=list(ranks),
-    )
-
-
-def _inside(part: str, found: Finding) -> Finding:
-    return found.model_copy(
-        update={
-            "key": None if found.key is None else f"{part}/{found.key}",
-            "file": None if found.file is None else f"{part}/{found.file}",
-            "message": f"{part}: {found.message}",
-        }
     )
 
 

@@ -44,6 +44,8 @@ def load_check_step(
     parts: Sequence[str],
     layouts: Sequence[str],
     memory_budget: int,
+    tp_rules: str | None = None,
+    allow: Sequence[str] = (),
     options: Mapping[str, Any],
 ) -> LoadCheckReport:
     """Test-load a step.
@@ -53,6 +55,8 @@ def load_check_step(
         parts: the checkpoints below it; empty if it is one itself.
         layouts: such as ``fsdp=2``.
         memory_budget: bytes that may be held.
+        tp_rules: file of rules for the tp axis of layouts.
+        allow: classes that objects may ask for beyond the built-in lists.
         options: fsspec options of the source.
 
     Raises:
@@ -64,7 +68,14 @@ def load_check_step(
     outcomes: list[LayoutOutcome] = []
     for part in parts or ("",):
         place = join_url(url, part) if part else url
-        report = test_load(place, layouts=tuple(layouts), memory_budget=memory_budget, **options)
+        report = test_load(
+            place,
+            layouts=tuple(layouts),
+            memory_budget=memory_budget,
+            tp_rules=tp_rules,
+            allow=allow,
+            **options,
+        )
         outcomes += _outcomes(part, report)
     return LoadCheckReport(ok=all(outcome.ok for outcome in outcomes), layouts=outcomes)
 

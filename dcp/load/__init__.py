@@ -20,13 +20,16 @@ This is the one part of the package that needs torch; nothing else imports it at
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcp.checkpoint import open_checkpoint
+from dcp.checkpoint import Kind, open_checkpoint, survey
 from dcp.collector import gc_paused
 from dcp.errors import UsageError
+from dcp.index import CheckpointIndex
 from dcp.layout import Layout
+from dcp.pickles.scan import Allowance
+from dcp.tp_rules import TpRules
 
 # torch makes a million objects when it is imported, and the collector looks through them again and again.
 with gc_paused():
@@ -50,18 +53,22 @@ def test_load(
     engine: Engine = "simulated",
     memory_budget: int = 1 << 30,
     timeout: float = TIMEOUT,
+    tp_rules: TpRules | Mapping[str, object] | str | None = None,
+    allow: Sequence[str] = (),
     progress: Progress | None = None,
     **options: Any,
 ) -> TestLoadReport:
     """Load a checkpoint on ranks of other layouts than it was saved in, and prove what arrived.
 
     Args:
-        url: the checkpoint.
+        url: the checkpoint, or a step directory whose parts are checkpoints, which are loaded in turn.
         layouts: such as ``"fsdp=2,tp=2"``.
         engine: ``"simulated"``, in this process; or ``"gloo"``, in one process a rank, with the whole model
             in memory.
         memory_budget: bytes the simulated engine may hold beside what torch and the index take.
         timeout: seconds a layout may take with gloo.
+        tp_rules: what the tp axis shards, as `dcp.tp_rules.TpRules`, as a mapping or as the place of a file.
+        allow: classes that objects may ask for beyond the built-in lists (``pkg.mod.Class``, ``pkg.*``).
         progress: told of the bytes done and of all, by the simulated engine.
         options: passed to the fsspec filesystem.
 
@@ -69,32 +76,69 @@ def test_load(
         A report that is not ok where anything is wrong with the checkpoint's content.
 
     Raises:
-        UsageError: a layout, the engine or the budget is not possible.
+        UsageError: a layout, a rule, the engine or the budget is not possible, or does not fit a tensor.
         MetadataError, NotLoadableError: there is no index to load by.
         EnvironmentFault: storage or memory failed, which says nothing of the checkpoint.
     """
     started = time.perf_counter()
-    parsed = [Layout.parse(text) for text in layouts]
+    rules = _rules(tp_rules)
+    parsed = [Layout.parse(text, rules) for text in layouts]
     if not parsed:
         raise UsageError("give at least one layout, e.g. fsdp=2")
     if memory_budget < LEAST_BUDGET:
         raise UsageError(f"a memory budget of {memory_budget} bytes is too small; at least {LEAST_BUDGET}")
-    checkpoint = open_checkpoint(url, **options)
-    if engine == "simulated":
-        reports = load_simulated(checkpoint, parsed, memory_budget, progress)
-        read = max(report.bytes_read for report in reports)
-    elif engine == "gloo":
-        from dcp.load.gloo import load_gloo
-
-        reports = load_gloo(checkpoint, parsed, timeout=timeout)
-        read = sum(report.bytes_read for report in reports)
-    else:
+    if engine not in ("simulated", "gloo"):
         raise UsageError(f"engine {engine!r} is not known; use simulated or gloo")
+    allowance = Allowance(allow)
+    found = survey(url, **options)
+    parts = found.parts if found.kind is Kind.PARTS else ()
+    opened = {name: open_checkpoint(found.part(name)) for name in parts} or {"": open_checkpoint(found)}
+    idle = _idle(rules, parsed, [checkpoint.index for checkpoint in opened.values()])
+    reports: list[LayoutReport] = []
+    read = 0
+    for part, checkpoint in opened.items():
+        if engine == "gloo":
+            from dcp.load.gloo import load_gloo
+
+            loaded = load_gloo(checkpoint, parsed, timeout=timeout, allow=allowance)
+            read += sum(report.bytes_read for report in loaded)
+        else:
+            loaded = load_simulated(checkpoint, parsed, memory_budget, progress, allow=allowance)
+            read += max(report.bytes_read for report in loaded)
+        reports += [_inside(part, report) for report in loaded] if part else loaded
     return TestLoadReport(
-        checkpoint=checkpoint.url,
+        checkpoint=found.store.url,
         engine=engine,
         ok=all(report.ok for report in reports),
         layouts=reports,
         bytes_read=read,
+        tp_rules_idle=idle,
         seconds=round(time.perf_counter() - started, 6),
     )
+
+
+def _rules(given: TpRules | Mapping[str, object] | str | None) -> TpRules | None:
+    if given is None or isinstance(given, TpRules):
+        return given
+    return TpRules.read(given) if isinstance(given, str) else TpRules.of(given)
+
+
+def _idle(rules: TpRules | None, layouts: Sequence[Layout], indices: Sequence[CheckpointIndex]) -> list[str]:
+    """Rules that match nothing; not one that matches anything is a mistake that would prove nothing."""
+    if rules is None:
+        return []
+    if all(layout.tp is None for layout in layouts):
+        raise UsageError("tp rules were given, but no layout has a tp axis; give one such as tp=2")
+    keys = [entry.key for index in indices for entry in index.tensors]
+    idle = rules.idle(keys)
+    if keys and len(idle) == len(rules.rules):
+        raise UsageError(
+            f"no tp rule matches a tensor of the checkpoint: {', '.join(map(repr, idle[:5]))}; its keys are "
+            f"such as {keys[0]}"
+        )
+    return idle
+
+
+def _inside(part: str, report: LayoutReport) -> LayoutReport:
+    findings = [found.inside(part) for found in report.findings]
+    return report.model_copy(update={"part": part, "findings": findings})

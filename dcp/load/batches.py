@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dcp.boxes import Box, in_bounds
+from dcp.columns import BoxColumns, RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
-from dcp.load.regions import bands, overlapping, spans
+from dcp.load.regions import Cuts, span_of
 from dcp.record import Record
 
 BAND = 8 << 20
@@ -47,6 +48,8 @@ class Band:
 
     entry: TensorEntry
     number: int
+    box: Box
+    """Its region of the tensor."""
     needs: tuple[BandNeed, ...]
     cost: int
     """Bytes to be read for it."""
@@ -70,12 +73,21 @@ def is_sound(entry: TensorEntry) -> bool:
 
     What an index says is not believed as far as to give work to a tensor of 10**18 elements.
     """
-    capacity = sum(
-        chunk.record.length * (_INFLATION if chunk.record.transforms else _CLAIM)
-        for chunk in entry.chunks
-        if chunk.record is not None
-    )
-    return entry.nbytes <= capacity and all(in_bounds(entry.shape, chunk.box) for chunk in entry.chunks)
+    boxes, records = entry.chunks.boxes, entry.chunks.records
+    if isinstance(records, RecordColumns):
+        claims = [_claim(transforms) for _, transforms in records.places]
+        capacity = records.capacity(claims)
+    else:
+        capacity = sum(r.length * _claim(r.transforms) for r in records if r is not None)
+    if entry.nbytes > capacity:
+        return False
+    if isinstance(boxes, BoxColumns):
+        return boxes.all_within(entry.shape)
+    return all(in_bounds(entry.shape, box) for box in boxes)
+
+
+def _claim(transforms: tuple[str, ...]) -> int:
+    return _INFLATION if transforms else _CLAIM
 
 
 def bytes_of(index: CheckpointIndex) -> int:
@@ -108,7 +120,7 @@ def _slice(index: CheckpointIndex, entries: dict[str, Entry]) -> CheckpointIndex
     return replace(index, entries=entries, paths=paths, unreferenced=())
 
 
-def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[str, list[Box]]:
+def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[str, Cuts]:
     """The bands of every tensor, by its key.
 
     Args:
@@ -117,13 +129,13 @@ def cut(index: CheckpointIndex, layouts: Sequence[Layout], budget: int) -> dict[
     """
     cuts = {}
     for entry in index.tensors:
-        copies = max(sum(box.volume for box in layout.boxes(entry.shape)) for layout in layouts)
+        copies = max(sum(box.volume for box in layout.boxes(entry.shape, entry.key)) for layout in layouts)
         limit = budget // 8 * math.prod(entry.shape) // max(1, copies)
-        cuts[entry.key] = list(bands(entry.shape, ITEMSIZE[entry.dtype], max(1, min(BAND, limit))))
+        cuts[entry.key] = Cuts.of(entry.shape, ITEMSIZE[entry.dtype], max(1, min(BAND, limit)))
     return cuts
 
 
-def batches(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]], budget: int) -> Iterator[Batch]:
+def batches(index: CheckpointIndex, cuts: Mapping[str, Cuts], budget: int) -> Iterator[Batch]:
     """Put bands and objects together, in the order of the index.
 
     Args:
@@ -144,7 +156,7 @@ def batches(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]], budget: i
         yield _batch(held)
 
 
-def _items(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]]) -> Iterator[Band | ObjectNeed]:
+def _items(index: CheckpointIndex, cuts: Mapping[str, Cuts]) -> Iterator[Band | ObjectNeed]:
     for entry in index.entries.values():
         if isinstance(entry, ObjectEntry):
             yield ObjectNeed(entry)
@@ -152,17 +164,16 @@ def _items(index: CheckpointIndex, cuts: Mapping[str, Sequence[Box]]) -> Iterato
             yield from _bands(entry, cuts[entry.key])
 
 
-def _bands(entry: TensorEntry, boxes: Sequence[Box]) -> Iterator[Band]:
+def _bands(entry: TensorEntry, cuts: Cuts) -> Iterator[Band]:
     item = ITEMSIZE[entry.dtype]
-    needs: list[list[BandNeed]] = [[] for _ in boxes]
+    needs: list[list[BandNeed]] = [[] for _ in cuts.boxes]
     for number, chunk in enumerate(entry.chunks):
-        for band, region in overlapping(entry.shape, boxes, chunk.box):
-            local = region.shifted(chunk.box.offsets)
+        for band, region in cuts.overlapping(chunk.box):
             # A band is contiguous in the tensor, so what it has of a chunk is contiguous in the chunk.
-            [span] = spans(local, chunk.box.sizes, item, gap=0, limit=local.volume * item)
+            span = span_of(region.shifted(chunk.box.offsets), chunk.box.sizes, item)
             needs[band].append(BandNeed(ChunkNeed(entry, chunk, span), band, number, region))
-    for number, box in enumerate(boxes):
-        yield Band(entry, number, tuple(needs[number]), box.volume * item)
+    for number, box in enumerate(cuts.boxes):
+        yield Band(entry, number, box, tuple(needs[number]), box.volume * item)
 
 
 def _batch(items: Sequence[Band | ObjectNeed]) -> Batch:
@@ -173,7 +184,9 @@ def _batch(items: Sequence[Band | ObjectNeed]) -> Batch:
 
 
 def _first_byte(entry: TensorEntry | ObjectEntry) -> tuple[str, int]:
-    records: list[Record | None] = (
-        [entry.record] if isinstance(entry, ObjectEntry) else [chunk.record for chunk in entry.chunks]
+    records: Sequence[Record | None] = (
+        [entry.record] if isinstance(entry, ObjectEntry) else entry.chunks.records
     )
+    if isinstance(records, RecordColumns):
+        return records.first() or ("", 0)
     return min(((r.path, r.offset) for r in records if r is not None), default=("", 0))

@@ -6,7 +6,7 @@ reads them at any alignment, which torch does not. Types of 16 bytes get a last 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,11 @@ def bits_in(data: bytes | memoryview, start: int, box: Box, shape: Shape, itemsi
     if itemsize == 16:
         sizes, steps, itemsize = (*sizes, 2), (*steps, 8), 8
     return np.ndarray(sizes, _NUMPY[itemsize], data, start, steps)
+
+
+def is_bits(value: object) -> TypeGuard[Bits]:
+    """Whether it is an array of bits and not what was got in the place of one."""
+    return isinstance(value, np.ndarray)
 
 
 def part(bits: Bits, box: Box) -> Bits:

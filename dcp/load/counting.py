@@ -2,11 +2,14 @@
 
 `Columns` holds the chunks and objects of an index in the order in which they stand in storage. `count` does
 for all of them at once what `dcp.load.regions.spans`, `dcp.load.pull` and `dcp.storage.coalesce` do one by
-one; a layout shards the first two dimensions alone, so a chunk is a matrix of runs of bytes here.
+one. A layout shards the first dimension and at most one other, so a chunk is a matrix of runs of bytes here:
+its rows are the indices of all dimensions before that other one. Where there are several such dimensions and
+a chunk is too large for one request, the requests are an estimate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +23,19 @@ from dcp.layout import Layout
 from dcp.load.pull import GAP, REQUEST, SMALL, TINY
 from dcp.load.reader import GROUP
 from dcp.records import HEAD
+from dcp.tp_rules import TpRules
 
 Ints = npt.NDArray[np.int64]
 
 _FRONT = 704
 """Bytes before the data in a record as torch writes it; fewer where the record has no room for them."""
 
-_ROWS = 13
-"""Object, offset, length, compressed, inner; shape, offset, size of dimension 0, then of 1; has 0, has 1."""
+_AT_ONCE = 1 << 20
+"""Chunks of several ranks that are sorted at once, if a rank has not more."""
+
+_ROWS = 15
+"""Object, offset, length, compressed, inner; shape, offset, size of the first dimension, then of tp's; has
+the first, has tp's; rows, tp first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Columns:
     """Whether the record is stored as it is: neither an object nor compressed."""
     compressed: npt.NDArray[np.bool_]
     shape: tuple[Ints, Ints]
-    """Elements of the tensor along its first and its second dimension."""
+    """Elements of the tensor along its first dimension, and along the one that tp shards if it is another."""
     offset: tuple[Ints, Ints]
     """Where the chunk begins along them."""
     size: tuple[Ints, Ints]
@@ -73,14 +81,27 @@ class Columns:
     """Whether the tensor has that dimension."""
     inner: Ints
     """Bytes of one index of both dimensions; 0 for an object."""
+    rows: Ints
+    """The chunk's elements between the two dimensions: rows for each index of the first."""
+    tp_first: npt.NDArray[np.bool_]
+    """Whether tp shards the first dimension, before fsdp does."""
 
     @classmethod
-    def of(cls, index: CheckpointIndex) -> Columns:
-        """The columns of an index whose numbers were checked; what has no record is left out."""
+    def of(cls, index: CheckpointIndex, rules: TpRules | None = None) -> Columns:
+        """The columns of an index whose numbers were checked; what has no record is left out.
+
+        Args:
+            index: of what is to be loaded.
+            rules: what the tp axis of layouts shards.
+
+        Raises:
+            UsageError: a rule names a dimension that a tensor does not have.
+        """
         names = {name: number for number, name in enumerate(sorted(index.files()))}
-        blocks = [_chunks(entry, names) for entry in index.tensors if len(entry.chunks)]
+        layout = Layout(tp=1, rules=rules)
+        blocks = [_chunks(entry, names, layout) for entry in index.tensors if len(entry.chunks)]
         objects = [
-            [names[r.path], r.offset, r.length, 0, 0, 1, 0, 1, 1, 0, 1, 0, 0]
+            [names[r.path], r.offset, r.length, 0, 0, 1, 0, 1, 1, 0, 1, 0, 0, 1, 0]
             for entry in index.objects
             if (r := entry.record) is not None
         ]
@@ -100,10 +121,29 @@ class Columns:
             size=(table[7], table[10]),
             sharded=(table[11] > 0, table[12] > 0),
             inner=table[4],
+            rows=table[13],
+            tp_first=table[14] > 0,
+        )
+
+    def take(self, numbers: Ints) -> Columns:
+        """The columns of some of the chunks and objects, in their order."""
+        return Columns(
+            file=self.file[numbers],
+            start=self.start[numbers],
+            length=self.length[numbers],
+            plain=self.plain[numbers],
+            compressed=self.compressed[numbers],
+            shape=(self.shape[0][numbers], self.shape[1][numbers]),
+            offset=(self.offset[0][numbers], self.offset[1][numbers]),
+            size=(self.size[0][numbers], self.size[1][numbers]),
+            sharded=(self.sharded[0][numbers], self.sharded[1][numbers]),
+            inner=self.inner[numbers],
+            rows=self.rows[numbers],
+            tp_first=self.tp_first[numbers],
         )
 
 
-def _chunks(entry: TensorEntry, names: dict[str, int]) -> Ints:
+def _chunks(entry: TensorEntry, names: dict[str, int], layout: Layout) -> Ints:
     """One row a column of `Columns`, in the order that `_ROWS` says."""
     boxes, records = entry.chunks.boxes, entry.chunks.records
     total, rank = len(boxes), len(entry.shape)
@@ -124,13 +164,18 @@ def _chunks(entry: TensorEntry, names: dict[str, int]) -> Ints:
     else:
         offsets = np.array([box.offsets for box in boxes], np.int64).reshape(total, rank)
         sizes = np.array([box.sizes for box in boxes], np.int64).reshape(total, rank)
-    for dim, row in ((0, 5), (1, 8)):
-        if dim < rank:
+    [tp_dim] = layout.shard_dims(entry.shape, entry.key)
+    second = tp_dim or None
+    for number, (dim, row) in enumerate(((0 if rank else None, 5), (second, 8))):
+        if dim is not None:
             table[row], table[row + 1], table[row + 2] = entry.shape[dim], offsets[:, dim], sizes[:, dim]
-            table[11 + dim] = 1
+            table[11 + number] = 1
         else:
             table[row], table[row + 2] = 1, 1
-    table[4] = ITEMSIZE[entry.dtype] * _volumes(sizes[:, 2:])
+    end = 1 if second is None else second
+    table[4] = ITEMSIZE[entry.dtype] * _volumes(sizes[:, end + (second is not None) :])
+    table[13] = _volumes(sizes[:, 1:end])
+    table[14] = tp_dim == 0
     return table
 
 
@@ -140,40 +185,106 @@ def _volumes(sizes: Ints) -> Ints:
     return product
 
 
+def counts(columns: Columns, layout: Layout) -> list[RankReads]:
+    """What each rank of a layout reads, by rank."""
+    inner = layout.ranks // layout.axes[0][1]
+    return [
+        count(held, layout, outer * inner + number)
+        for outer, held in _by_place(columns, layout)
+        for number in range(inner)
+    ]
+
+
+def _by_place(columns: Columns, layout: Layout) -> Iterator[tuple[int, Columns]]:
+    """For each place along the outermost axis, the columns of what ranks there may hold, and little else."""
+    low, high = _places(columns, layout)
+    places = layout.axes[0][1]
+    begun = np.bincount(low, minlength=places + 1) - np.bincount(high + 1, minlength=places + 1)
+    sizes = np.cumsum(begun)[:places]
+    start = 0
+    while start < places:
+        stop, total = start + 1, int(sizes[start])
+        while stop < places and total + int(sizes[stop]) <= _AT_ONCE:
+            total += int(sizes[stop])
+            stop += 1
+        first, last = np.maximum(low, start), np.minimum(high, stop - 1)
+        several = np.maximum(last - first + 1, 0)
+        members = np.repeat(np.arange(len(low)), several)
+        ends = np.cumsum(several)
+        place = first[members] + np.arange(len(members)) - np.repeat(ends - several, several)
+        order = np.argsort(place, kind="stable")
+        bounds = np.searchsorted(place[order], np.arange(start, stop + 1))
+        for number in range(start, stop):
+            yield number, columns.take(members[order[bounds[number - start] : bounds[number - start + 1]]])
+        start = stop
+
+
+def _places(columns: Columns, layout: Layout) -> tuple[Ints, Ints]:
+    """First and last place along the outermost axis at which each chunk may be held; all where in doubt."""
+    name, parts = layout.axes[0]
+    by_first = np.full(len(columns.start), name == "fsdp") | columns.tp_first
+    shape = np.where(by_first, columns.shape[0], columns.shape[1])
+    low = np.where(by_first, columns.offset[0], columns.offset[1])
+    high = low + np.where(by_first, columns.size[0], columns.size[1]) - 1
+    known = np.where(by_first, columns.sharded[0], columns.sharded[1]) & (columns.inner > 0) & (high >= low)
+    if name == "fsdp" and layout.tp is not None:
+        # Counted from where the tp shard begins that fsdp divides, if the chunk lies in one alone.
+        step = np.maximum(1, -(-shape // layout.tp))
+        base = np.where(columns.tp_first, low // step * step, 0)
+        known &= ~columns.tp_first | (high < base + step)
+        shape = np.where(columns.tp_first, np.minimum(step, shape - base), shape)
+        low, high = low - base, high - base
+    step = np.maximum(1, -(-shape // parts))
+    return (
+        np.where(known, np.clip(low // step, 0, parts - 1), 0),
+        np.where(known, np.clip(high // step, 0, parts - 1), parts - 1),
+    )
+
+
 def count(columns: Columns, layout: Layout, rank: int) -> RankReads:
-    """What one rank of a layout reads."""
+    """What one rank of a layout reads of what ``columns`` hold."""
     place = _place(layout, rank)
+    fsdp, tp = place.get("fsdp", (1, 0)), place.get("tp", (1, 0))
+    start, length = _shard(columns.shape[0], *tp)
+    begins = np.where(columns.tp_first, start, 0)
+    start, length = _shard(np.where(columns.tp_first, length, columns.shape[0]), *fsdp)
+    ranges = ((begins + start, length), _shard(columns.shape[1], *tp))
     first: list[Ints] = []
     held: list[Ints] = []
-    for dim in (0, 1):
-        low, high = columns.offset[dim], columns.offset[dim] + columns.size[dim]
-        if dim in place:
-            parts, number = place[dim]
-            shape, sharded = columns.shape[dim], columns.sharded[dim]
-            step = -(-shape // parts)
-            low = np.where(sharded, np.maximum(low, np.minimum(step * number, shape)), low)
-            high = np.where(sharded, np.minimum(high, step * (number + 1)), high)
-        first.append(low - columns.offset[dim])
+    for number, (begin, length) in enumerate(ranges):
+        low, high = columns.offset[number], columns.offset[number] + columns.size[number]
+        sharded = columns.sharded[number]
+        low = np.where(sharded, np.maximum(low, begin), low)
+        high = np.where(sharded, np.minimum(high, begin + length), high)
+        first.append(low - columns.offset[number])
         held.append(high - low)
     is_object = ~(columns.plain | columns.compressed)
     met = np.flatnonzero(((held[0] > 0) & (held[1] > 0) & (columns.inner > 0)) | is_object)
-    rows, width = held[0][met], held[1][met] * columns.inner[met]
+    first_row, first_byte = (first[0] * columns.rows)[met], first[1][met] * columns.inner[met]
+    rows, width = (held[0] * columns.rows)[met], held[1][met] * columns.inner[met]
     length, objects = columns.length[met], is_object[met]
     needed = int(np.where(objects, length, rows * width).sum())
     return RankReads(
         needed,
-        _read_by_rows(columns, met, first[0][met], rows, first[1][met] * columns.inner[met], width),
+        _read_by_rows(columns, met, first_row, rows, first_byte, width),
         Count(int(length.sum()), len(met)),
     )
 
 
-def _place(layout: Layout, rank: int) -> dict[int, tuple[int, int]]:
-    """(parts, number of this rank's) by dimension."""
+def _place(layout: Layout, rank: int) -> dict[str, tuple[int, int]]:
+    """(parts, number of this rank's) by axis."""
     place = {}
     for name, size in reversed(layout.axes):
-        place[0 if name == "fsdp" else 1] = (size, rank % size)
+        place[name] = (size, rank % size)
         rank //= size
     return place
+
+
+def _shard(lengths: Ints, parts: int, number: int) -> tuple[Ints, Ints]:
+    """`dcp.layout.shard` of many lengths at once."""
+    step = -(-lengths // parts)
+    offset = np.minimum(step * number, lengths)
+    return offset, np.minimum(step, lengths - offset)
 
 
 def _read_by_rows(
@@ -182,7 +293,7 @@ def _read_by_rows(
     """What `BucketReader` reads of the chunks ``met``: ``rows`` times ``width`` bytes of each."""
     start, length = columns.start[met], columns.length[met]
     stride = columns.size[1][met] * columns.inner[met]
-    size = stride * columns.size[0][met]
+    size = stride * (columns.size[0] * columns.rows)[met]
     plain, compressed = columns.plain[met], columns.compressed[met]
     full = rows * width == size
     whole = (~plain & ~compressed) | (length <= TINY) | (full & (length <= SMALL))

@@ -16,8 +16,9 @@ from dcp.checkpoint import open_checkpoint
 from dcp.errors import NotLoadableError, UsageError
 from dcp.findings import Report, errors_of
 from dcp.layout import MAX_RANKS, Layout
-from dcp.load.counting import Columns, Count, count
-from dcp.load.preflight import preflight
+from dcp.load.counting import Columns, Count, counts
+from dcp.load.preflight import preflight, require_fit
+from dcp.tp_rules import TpRules
 
 DEFAULT_RANKS = tuple(1 << power for power in range(MAX_RANKS.bit_length()))
 """1, 2, 4 and so on to the most ranks there may be."""
@@ -84,6 +85,7 @@ def forecast(
     *,
     ranks: Iterable[int] = DEFAULT_RANKS,
     layouts: Sequence[str] | None = None,
+    tp_rules: TpRules | None = None,
     **options: Any,
 ) -> ForecastReport:
     """Say what loading a checkpoint would read.
@@ -95,6 +97,7 @@ def forecast(
         url: the checkpoint.
         ranks: numbers of ranks, each of which is the layout ``fsdp=N``.
         layouts: such as ``"fsdp=2,tp=2"``, instead of ``ranks``.
+        tp_rules: what the tp axis of layouts shards; see `dcp.layout` for what it does without.
         options: passed to the fsspec filesystem.
 
     Raises:
@@ -104,7 +107,9 @@ def forecast(
         StorageError: storage failed.
     """
     started = time.perf_counter()
-    wanted = [Layout.parse(text) for text in layouts] if layouts else [Layout(fsdp=n) for n in ranks]
+    wanted = (
+        [Layout.parse(text, tp_rules) for text in layouts] if layouts else [Layout(fsdp=n) for n in ranks]
+    )
     if not wanted:
         raise UsageError("give at least one number of ranks or layout, e.g. fsdp=2")
     checkpoint = open_checkpoint(url, **options)
@@ -113,7 +118,8 @@ def forecast(
     if wrong:
         more = f" and {len(wrong) - 1} more problems" if len(wrong) > 1 else ""
         raise NotLoadableError(f"{checkpoint.url} would not load: {wrong[0].message}{more}", findings)
-    columns = Columns.of(index)
+    require_fit(wanted, index.tensors)
+    columns = Columns.of(index, tp_rules)
     forecasts = [_layout(columns, layout) for layout in wanted]
     return ForecastReport(
         checkpoint=checkpoint.url,
@@ -126,7 +132,7 @@ def forecast(
 
 
 def _layout(columns: Columns, layout: Layout) -> LayoutForecast:
-    reads = [count(columns, layout, rank) for rank in range(layout.ranks)]
+    reads = counts(columns, layout)
     needed = sum(each.needed for each in reads)
     return LayoutForecast(
         layout=str(layout),

@@ -31,10 +31,11 @@ from dcp.index import CheckpointIndex
 from dcp.layout import Layout
 from dcp.load.gloo_rank import Job, RankResult, Reader
 from dcp.load.needs import ObjectNeed
-from dcp.load.objects import examine
+from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
 from dcp.load.pull import Pull
 from dcp.load.report import LayoutReport
+from dcp.pickles.scan import Allowance
 
 _PROCESS = 400 << 20
 """Bytes a rank takes beside its tensors: torch itself, and what is read ahead."""
@@ -48,12 +49,14 @@ def load_gloo(
     *,
     timeout: float,
     reader: Reader = "bucket",
+    allow: Allowance = NOTHING,
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout, one after the other; one report each, in order.
 
     Args:
         timeout: seconds a layout's load may take before its ranks are killed.
         reader: what the ranks read with: ours, or torch's `FileSystemReader` (local paths only).
+        allow: classes that objects may ask for beyond the built-in lists.
 
     Raises:
         ResourceError: there is not the memory for it.
@@ -61,7 +64,7 @@ def load_gloo(
         UsageError: the options of the store cannot be handed to another process.
     """
     index, findings = preflight(checkpoint)
-    objects, scanned, unsafe = _scan(checkpoint, index)
+    objects, scanned, unsafe = _scan(checkpoint, index, allow)
     known = {(found.code, found.file) for found in findings}
     findings += [found for found in unsafe if (found.code, found.file) not in known]
     return [
@@ -97,6 +100,8 @@ def _load(
         bytes_read=sum(result.bytes_read for result in results),
         requests=sum(result.requests for result in results),
         rank_bytes=[result.bytes_loaded for result in results],
+        rank_read=[result.bytes_read for result in results],
+        rank_requests=[result.requests for result in results],
         rank_seconds=[result.seconds for result in results],
         tensors=len(index.tensors),
         objects=len(objects),
@@ -106,7 +111,9 @@ def _load(
     )
 
 
-def _scan(checkpoint: Checkpoint, index: CheckpointIndex) -> tuple[list[str], int, list[Finding]]:
+def _scan(
+    checkpoint: Checkpoint, index: CheckpointIndex, allow: Allowance
+) -> tuple[list[str], int, list[Finding]]:
     """Keys of the objects to be loaded, how many more are harmless, and what is wrong with the others."""
     keys: list[str] = []
     harmless = 0
@@ -117,7 +124,7 @@ def _scan(checkpoint: Checkpoint, index: CheckpointIndex) -> tuple[list[str], in
             findings.append(got.as_finding())
             continue
         assert isinstance(got, Archive)
-        found, plain = examine(need.entry, got)
+        found, plain = examine(need.entry, got, allow)
         if found is not None:
             findings.append(found)
         elif plain:
@@ -130,7 +137,7 @@ def _scan(checkpoint: Checkpoint, index: CheckpointIndex) -> tuple[list[str], in
 def _require_memory(index: CheckpointIndex, layout: Layout) -> None:
     needed = layout.ranks * _PROCESS
     for entry in index.tensors:
-        needed += sum(box.volume for box in layout.boxes(entry.shape)) * ITEMSIZE[entry.dtype]
+        needed += sum(box.volume for box in layout.boxes(entry.shape, entry.key)) * ITEMSIZE[entry.dtype]
     free = psutil.virtual_memory().available
     if needed > free:
         raise ResourceError(
@@ -175,6 +182,7 @@ def _run_ranks(
                         options=dict(checkpoint.store.options),
                         reader=reader,
                         layout=str(layout),
+                        tp_rules=layout.rules.as_mapping() if layout.rules else None,
                         rank=rank,
                         rendezvous=(directory / "rendezvous").as_uri(),
                         timeout=timeout,

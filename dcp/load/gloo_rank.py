@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from dcp.boxes import Box, check_tiling, intersect
 from dcp.checkpoint import Checkpoint, open_checkpoint
@@ -42,6 +43,7 @@ from dcp.load.reader import BucketReader
 from dcp.load.regions import moved, spans, strides
 from dcp.load.standin import poisoned
 from dcp.load.verdicts import about_region, compare, mismatch
+from dcp.tp_rules import Style, TpRules
 
 Reader = Literal["bucket", "torch"]
 
@@ -52,6 +54,7 @@ class Job(Report):
     Attributes:
         options: fsspec options.
         reader: `BucketReader`, or torch's own `FileSystemReader` (local paths only).
+        tp_rules: style by glob, see `dcp.tp_rules`.
         rendezvous: URL of a file, not there yet, through which the ranks find each other.
         timeout: seconds a rank waits for the others.
         skip: tensors not to be loaded.
@@ -62,6 +65,7 @@ class Job(Report):
     options: dict[str, Any]
     reader: Reader
     layout: str
+    tp_rules: dict[str, Style] | None
     rank: int
     rendezvous: str
     timeout: float
@@ -141,7 +145,8 @@ def _end_with_starter() -> None:
 
 
 def _run(job: Job) -> RankResult:
-    layout = Layout.parse(job.layout)
+    rules = None if job.tp_rules is None else TpRules.of(job.tp_rules)
+    layout = Layout.parse(job.layout, rules)
     dist.init_process_group(
         "gloo",
         init_method=job.rendezvous,
@@ -152,7 +157,7 @@ def _run(job: Job) -> RankResult:
     mesh = init_device_mesh("cpu", tuple(size for _, size in layout.axes))
     checkpoint = open_checkpoint(job.url, **job.options)
     entries = [entry for entry in checkpoint.index.tensors if entry.key not in job.skip]
-    held = {entry.key: layout.boxes(entry.shape)[job.rank] for entry in entries}
+    held = {entry.key: layout.boxes(entry.shape, entry.key)[job.rank] for entry in entries}
     memory = {e.key: poisoned(held[e.key].sizes, torch_dtype(e)) for e in entries}
     state: dict[str, Any] = {e.key: _sharded(e, memory[e.key], layout, mesh) for e in entries}
     state.update(dict.fromkeys(job.objects))
@@ -179,8 +184,12 @@ def _run(job: Job) -> RankResult:
 
 
 def _sharded(entry: TensorEntry, local: torch.Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
-    dims = layout.shard_dims(entry.shape)
+    dims = layout.shard_dims(entry.shape, entry.key)
     placements: list[Placement] = [Replicate() if dim is None else Shard(dim) for dim in dims]
+    factor = layout.split_factor(entry.shape, entry.key)
+    if factor > 1:
+        # What ``fully_shard`` makes of a parameter that ``parallelize_module`` has sharded already.
+        placements[0] = _StridedShard(0, split_factor=factor)
     shape, stride = torch.Size(entry.shape), strides(entry.shape)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
@@ -219,7 +228,7 @@ def _differences(
 ) -> Iterator[Finding]:
     """Read again what the rank holds, apart from any plan, and compare."""
     pull = Pull(checkpoint)
-    needs = [need for entry in entries for need in _needs(entry, layout.boxes(entry.shape)[rank])]
+    needs = [need for entry in entries for need in _needs(entry, layout.boxes(entry.shape, entry.key)[rank])]
     pull.locate(needs)
     for [need], [got] in pull.groups([need] for need in needs):
         assert isinstance(need, ChunkNeed)
@@ -229,7 +238,7 @@ def _differences(
             continue
         assert isinstance(got, np.ndarray)
         region = moved(need.span.box, need.chunk.box.offsets)
-        held = layout.boxes(entry.shape)[rank]
+        held = layout.boxes(entry.shape, entry.key)[rank]
         found = compare(bits_of(memory[entry.key]), held, got, region)
         if found is not None:
             yield mismatch(entry, layout, rank, *found)

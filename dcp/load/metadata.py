@@ -60,10 +60,10 @@ def torch_metadata(index: CheckpointIndex) -> Metadata:
             described[entry.key] = TensorStorageMetadata(
                 TensorProperties(torch_dtype(entry)),
                 torch.Size(entry.shape),
-                [torch_chunk(chunk.box) for chunk in entry.chunks],
+                [torch_chunk(box) for box in entry.chunks.boxes],
             )
-            for chunk in entry.chunks:
-                stored[MetadataIndex(entry.key, chunk.box.offsets)] = chunk.record
+            for box, record in zip(entry.chunks.boxes, entry.chunks.records, strict=True):
+                stored[MetadataIndex(entry.key, box.offsets)] = record
     return Metadata(
         state_dict_metadata=described,
         planner_data=dict(index.paths) if index.paths is not None else None,

@@ -7,18 +7,26 @@ from dcp.checks.scrub import judge_object
 from dcp.errors import RecordError
 from dcp.findings import Finding
 from dcp.index import ObjectEntry
-from dcp.pickles.scan import Verdict, globals_of, judge, scan
+from dcp.pickles.scan import Allowance, Verdict, globals_of, judge, scan
 from dcp.pickles.tables import WEIGHTS_ONLY
 
+NOTHING = Allowance()
+"""No more than the built-in lists."""
 
-def examine(entry: ObjectEntry, archive: Archive) -> tuple[Finding | None, bool]:
+
+def examine(entry: ObjectEntry, archive: Archive, allow: Allowance) -> tuple[Finding | None, bool]:
     """Judge an object; nothing is imported or run for it.
+
+    Args:
+        entry: the object.
+        archive: its record.
+        allow: classes that it may ask for beyond the built-in lists.
 
     Returns:
         What is to be said of it, or None if all it asks for is known to be harmless; and whether it may
         be given to ``torch.load(weights_only=True)``, which takes every global that it asks for.
     """
-    found = next(judge_object(entry, archive.pickle, None), None)
+    found = next(judge_object(entry, archive.pickle, allow), None)
     return found, found is None and WEIGHTS_ONLY.issuperset(globals_of(archive.pickle))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
@@ -12,6 +12,7 @@ from dcp.checks.tiling import check_tensor
 from dcp.errors import MetadataError, NotLoadableError
 from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
+from dcp.layout import Layout
 from dcp.load.batches import is_sound
 from dcp.load.metadata import torch_dtype
 
@@ -67,6 +68,18 @@ def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:
         if not problems:
             kept[entry.key] = entry
     return replace(checkpoint.index, entries=kept), findings
+
+
+def require_fit(layouts: Sequence[Layout], entries: Iterable[TensorEntry]) -> None:
+    """Refuse layouts that some of the tensors cannot be held in.
+
+    Raises:
+        UsageError: a tp rule does not fit a tensor, or shards would be ones that torch cannot express.
+    """
+    ruled = [layout for layout in layouts if layout.rules is not None]
+    for entry in entries if ruled else ():
+        for layout in ruled:
+            layout.require_fit(entry.shape, entry.key)
 
 
 def _problems(entry: TensorEntry) -> list[Finding]:

@@ -9,10 +9,11 @@ of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from operator import mul
 
 from dcp.boxes import Box, Shape, intersect
 
@@ -63,22 +64,45 @@ def bands(shape: Shape, itemsize: int, limit: int) -> Iterator[Box]:
             yield Box((*outer, start, *(0,) * len(rest)), (*(1,) * dim, size, *rest))
 
 
-def overlapping(shape: Shape, cuts: Sequence[Box], box: Box) -> Iterator[tuple[int, Box]]:
-    """(number, common region) for each of ``cuts``, as `bands` made them of ``shape``, that ``box`` meets."""
-    if not box.volume:
-        return
-    steps = strides(shape)
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The bands of one tensor."""
 
-    def place(corner: Shape) -> int:
-        return sum(c * s for c, s in zip(corner, steps, strict=True))
+    boxes: tuple[Box, ...]
+    """As `bands` made them, in C order."""
+    starts: tuple[int, ...]
+    """Position of each band's first element in the tensor, counted in C order."""
+    steps: Shape
+    """The tensor's `strides`."""
 
-    last = place(tuple(end - 1 for end in box.ends))
-    number = bisect_right(cuts, place(box.offsets), key=lambda cut: place(cut.offsets)) - 1
-    while number < len(cuts) and place(cuts[number].offsets) <= last:
-        common = intersect(cuts[number], box)
-        if common is not None:
-            yield number, common
-        number += 1
+    @classmethod
+    def of(cls, shape: Shape, itemsize: int, limit: int) -> Cuts:
+        """Cut as `bands` does."""
+        boxes, steps = tuple(bands(shape, itemsize, limit)), strides(shape)
+        return cls(boxes, tuple(_place(box.offsets, steps) for box in boxes), steps)
+
+    def overlapping(self, box: Box) -> Iterator[tuple[int, Box]]:
+        """(number, common region) for each band that ``box`` meets, in order."""
+        if not box.volume:
+            return
+        first = _place(box.offsets, self.steps)
+        last = first + sum((n - 1) * step for n, step in zip(box.sizes, self.steps, strict=True))
+        number = bisect_right(self.starts, first) - 1
+        while number < len(self.starts) and self.starts[number] <= last:
+            common = intersect(self.boxes[number], box)
+            if common is not None:
+                yield number, common
+            number += 1
+
+
+def _place(corner: Shape, steps: Shape) -> int:
+    return sum(map(mul, corner, steps))
+
+
+def span_of(region: Box, shape: Shape, itemsize: int) -> Span:
+    """The one span of a region that is contiguous in a chunk of ``shape``, stored in C order."""
+    start = _place(region.offsets, strides(shape)) * itemsize
+    return Span(region, start, start + region.volume * itemsize)
 
 
 def spans(region: Box, shape: Shape, itemsize: int, *, gap: int, limit: int) -> Iterator[Span]:

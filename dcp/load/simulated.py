@@ -13,25 +13,29 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import add
 
 from torch.distributed.checkpoint.planner import LoadPlanner
 
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
+from dcp.collector import gc_paused
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, has_errors
 from dcp.index import CheckpointIndex, ObjectEntry
 from dcp.layout import Layout
 from dcp.load.batches import BandNeed, Batch, batches, bytes_of, cut, slices
 from dcp.load.bits import Bits
+from dcp.load.counting import Columns, counts
 from dcp.load.metadata import torch_metadata
-from dcp.load.objects import examine
+from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
 from dcp.load.pull import Got, Pull
 from dcp.load.ranks import InertPlanner, SimulatedRanks
 from dcp.load.reader import BucketReader
 from dcp.load.report import LayoutReport
 from dcp.load.standin import Arena
+from dcp.pickles.scan import Allowance
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -46,17 +50,19 @@ def load_simulated(
     memory_budget: int,
     progress: Progress | None = None,
     planner: Callable[[], LoadPlanner] = InertPlanner,
+    allow: Allowance = NOTHING,
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout; one report each, in order.
 
     Args:
         memory_budget: bytes of memory beside what the process and the index take.
         planner: makes the planner of each rank.
+        allow: classes that objects may ask for beyond the built-in lists.
 
     Raises:
         StorageError: storage failed.
     """
-    return _Pass(checkpoint, layouts, memory_budget, progress, planner).run()
+    return _Pass(checkpoint, layouts, memory_budget, progress, planner, allow).run()
 
 
 @dataclass(slots=True)
@@ -65,6 +71,7 @@ class _Tally:
 
     layout: Layout
     rank_bytes: list[int]
+    rank_seconds: list[float]
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -83,21 +90,24 @@ class _Pass:
         memory_budget: int,
         progress: Progress | None,
         planner: Callable[[], LoadPlanner],
+        allow: Allowance,
     ) -> None:
         self.layouts = layouts
         self.budget = memory_budget
         self.progress = progress
         self.planner = planner
+        self.allow = allow
         self.index, self.findings = preflight(checkpoint)
         self.reported: set[tuple[object, ...]] = {(f.code, f.file or f.key) for f in self.findings}
         self.total = bytes_of(self.index)
+        self.columns = Columns.of(self.index, layouts[0].rules)
         self.done = 0
         self.unpickled = 0
         self.scanned = 0
         self.pull = Pull(checkpoint, budget=min(READ_AHEAD, memory_budget // 4))
         self.reader = BucketReader(checkpoint.url)
         self.arena = Arena()
-        self.tallies = [_Tally(layout, [0] * layout.ranks) for layout in layouts]
+        self.tallies = [_Tally(layout, [0] * layout.ranks, [0.0] * layout.ranks) for layout in layouts]
         self.ranks: list[SimulatedRanks] = []
 
     def run(self) -> list[LayoutReport]:
@@ -115,7 +125,8 @@ class _Pass:
         for tally, ranks in self._by_layout():
             with tally.timed():
                 ranks.plan(metadata, self.reader)
-        plan = list(batches(part, cuts, self.budget))
+        with gc_paused():
+            plan = list(batches(part, cuts, self.budget))
         self.pull.locate(chain.from_iterable(batch.needs for batch in plan))
         for batch, (_, got) in zip(plan, self.pull.groups(batch.needs for batch in plan), strict=True):
             self._take(batch, got)
@@ -125,7 +136,8 @@ class _Pass:
             with tally.timed():
                 ranks.check_coverage()
             tally.findings += ranks.findings
-            tally.rank_bytes = [a + b for a, b in zip(tally.rank_bytes, ranks.rank_bytes, strict=True)]
+            tally.rank_bytes = list(map(add, tally.rank_bytes, ranks.rank_bytes))
+            tally.rank_seconds = list(map(add, tally.rank_seconds, ranks.rank_seconds))
         self.pull.forget()
 
     def _by_layout(self) -> Iterator[tuple[_Tally, SimulatedRanks]]:
@@ -154,7 +166,7 @@ class _Pass:
                 self.findings.append(_failure(value))
             return
         assert isinstance(value, Archive)
-        found, plain = examine(entry, value)
+        found, plain = examine(entry, value, self.allow)
         if found is not None:
             self.findings.append(found)
         elif plain:
@@ -181,6 +193,7 @@ class _Pass:
 
     def _report(self, tally: _Tally, shared_seconds: float) -> LayoutReport:
         findings = [*self.findings, *tally.findings]
+        alone = [reads.bucket_reader for reads in counts(self.columns, tally.layout)]
         return LayoutReport(
             layout=str(tally.layout),
             ranks=tally.layout.ranks,
@@ -189,6 +202,9 @@ class _Pass:
             bytes_read=self.pull.source.bytes_read,
             requests=self.pull.source.requests,
             rank_bytes=tally.rank_bytes,
+            rank_read=[each.bytes for each in alone],
+            rank_requests=[each.requests for each in alone],
+            rank_seconds=[round(seconds, 6) for seconds in tally.rank_seconds],
             tensors=len(self.index.tensors),
             objects=self.unpickled,
             objects_scanned=self.scanned,

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from dcp.boxes import Box, intersect
 from dcp.findings import Code, Finding, finding
 from dcp.index import TensorEntry
 from dcp.layout import Layout
 from dcp.load.bits import Bits, first_difference, part, same
+
+_MANY = 4
+"""Chunks of a band from which on they are put together before they are compared with many ranks' memory."""
+
+
+def joined(band: Box, arrived: Sequence[tuple[Box, Bits]]) -> Sequence[tuple[Box, Bits]]:
+    """What the checkpoint holds of a band, in as few arrays as is worth it.
+
+    Where the chunks are many and fill the band, that is one array: to compare each rank's memory with each
+    of many small chunks would take longer than to copy them.
+    """
+    filled = sum(region.volume for region, _ in arrived)
+    if len(arrived) < _MANY or filled != band.volume:
+        return arrived
+    first = arrived[0][1]
+    whole = np.empty((*band.sizes, *first.shape[len(band.sizes) :]), first.dtype)
+    for region, bits in arrived:
+        part(whole, region.shifted(band.offsets))[...] = bits
+    return [(band, whole)]
 
 
 def compare(memory: Bits, held: Box, bits: Bits, region: Box) -> tuple[Box, list[int]] | None:

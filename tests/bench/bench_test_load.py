@@ -95,8 +95,8 @@ def _rank(rank: int, checkpoint: str, text: str, reader: str, directory: str) ->
     index = read_index(checkpoint)
     state: dict[str, Any] = {entry.key: None for entry in index.objects}
     for entry in index.tensors:
-        local = torch.empty(layout.boxes(entry.shape)[rank].sizes, dtype=getattr(torch, entry.dtype))
-        placements = [Replicate() if d is None else Shard(d) for d in layout.shard_dims(entry.shape)]
+        local = torch.empty(layout.boxes(entry.shape, entry.key)[rank].sizes, dtype=getattr(torch, entry.dtype))
+        placements = [Replicate() if d is None else Shard(d) for d in layout.shard_dims(entry.shape, entry.key)]
         state[entry.key] = DTensor.from_local(
             local, mesh, placements, shape=torch.Size(entry.shape), stride=strides(entry.shape)
         )

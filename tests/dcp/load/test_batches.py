@@ -71,7 +71,7 @@ def test_batches_need_every_byte_once_within_the_budget(index: CheckpointIndex, 
 @given(SHAPES, st.integers(64, 5000))
 def test_all_ranks_hold_a_band_in_an_eighth_of_the_budget(shape: tuple[int, ...], budget: int) -> None:
     index = CheckpointIndex({"w": tensor("w", shape)}, None)
-    for band in cut(index, LAYOUTS, budget)["w"]:
+    for band in cut(index, LAYOUTS, budget)["w"].boxes:
         for layout in LAYOUTS:
             copies = sum(box.volume for box in layout.boxes(shape)) / prod(shape)
             assert band.volume == 1 or band.volume * 4 * copies <= budget / 8

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.boxes import Box, check_tiling, intersect, whole
-from dcp.load.regions import bands, overlapping, spans, strides
+from dcp.load.regions import Cuts, bands, span_of, spans, strides
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 LIMITS = st.integers(1, 200)
@@ -52,9 +52,18 @@ def test_bands_are_not_smaller_than_they_must_be() -> None:
 @given(regions(), LIMITS)
 def test_overlapping_finds_every_band_a_box_meets(case: tuple[tuple[int, ...], Box], limit: int) -> None:
     shape, box = case
-    cuts = list(bands(shape, 1, limit))
-    every = [(number, intersect(cut, box)) for number, cut in enumerate(cuts)] if box.volume else []
-    assert list(overlapping(shape, cuts, box)) == [(n, common) for n, common in every if common is not None]
+    cuts = Cuts.of(shape, 1, limit)
+    every = [(number, intersect(cut, box)) for number, cut in enumerate(cuts.boxes)] if box.volume else []
+    assert list(cuts.overlapping(box)) == [(n, common) for n, common in every if common is not None]
+
+
+@given(regions(), ITEMSIZES)
+def test_a_contiguous_region_is_one_span(case: tuple[tuple[int, ...], Box], itemsize: int) -> None:
+    shape, box = case
+    held = bytes_of(box, shape, itemsize)
+    if held and max(held) - min(held) == (len(held) - 1) * itemsize:
+        span = span_of(box, shape, itemsize)
+        assert (span.box, span.start, span.end) == (box, min(held), max(held) + itemsize)
 
 
 @given(regions(), ITEMSIZES, st.integers(0, 60), LIMITS)

@@ -20,13 +20,14 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from dcp.boxes import Box, check_tiling
 from dcp.checkpoint import open_checkpoint
-from dcp.errors import MetadataError, NotLoadableError, UsageError
+from dcp.errors import NotLoadableError, UsageError
 from dcp.findings import Finding
 from dcp.layout import Layout
 from dcp.load import test_load as load_test
 from dcp.load.ranks import InertPlanner
 from dcp.load.report import LayoutReport
 from dcp.load.simulated import load_simulated
+from dcp.tp_rules import TpRules
 from tests.dcp.load.expectations import LOADABLE, Sabotage, expected_tensors, region, same_bits, save
 from tests.support.golden import Golden
 from tests.support.train import SavedCheckpoint
@@ -65,7 +66,7 @@ def load_collecting(
 def assert_ranks_hold(planners: list[Collecting], layout: Layout, expected: dict[str, torch.Tensor]) -> None:
     """Every rank loaded exactly its box of every tensor, with the expected bits."""
     for key, value in expected.items():
-        boxes = layout.boxes(tuple(value.shape))
+        boxes = layout.boxes(tuple(value.shape), key)
         for rank, (planner, box) in enumerate(zip(planners, boxes, strict=True)):
             got = planner.committed[key]
             assert check_tiling(box.sizes, [part.shifted(box.offsets) for part, _ in got]).ok, (key, rank)
@@ -366,9 +367,71 @@ def test_a_wrong_plan_is_found(tmp_path: Path, planner: type[InertPlanner], code
 def test_no_index_and_no_layouts(golden: Callable[[str], Path]) -> None:
     with pytest.raises(NotLoadableError, match="not a DCP checkpoint"):
         load_test(str(golden("not_dcp_verl_fsdp")))
-    with pytest.raises(MetadataError, match="optimizer_0"):
-        load_test(str(golden("accelerate_fsdp2")))
     with pytest.raises(UsageError, match="fsdp=N"):
         load_test(str(golden("torch_tied")), ["ddp=2"])
     with pytest.raises(UsageError, match="at least one"):
         load_test(str(golden("torch_tied")), [])
+
+
+# Parts, rules, and classes that are allowed
+
+
+def test_a_step_of_several_parts_is_loaded_part_by_part(golden_copy: Callable[[str], Path]) -> None:
+    path = golden_copy("accelerate_fsdp2")
+    report = load_test(str(path), ["fsdp=2", "tp=2"])
+    assert report.ok
+    assert [(each.part, each.layout) for each in report.layouts] == [
+        (part, layout) for part in ("optimizer_0", "pytorch_model_fsdp_0") for layout in ("fsdp=2", "tp=2")
+    ]
+    assert report.bytes_read == sum(each.bytes_read for each in report.layouts[::2])
+    data = path / "optimizer_0" / "__1_0.distcp"
+    data.unlink()
+    report = load_test(str(path), ["fsdp=2"])
+    assert [each.ok for each in report.layouts] == [False, True]
+    assert {found.file for found in report.layouts[0].findings} == {"optimizer_0/__1_0.distcp"}
+    assert all(found.message.startswith("optimizer_0: ") for found in report.layouts[0].findings)
+
+
+TP_RULES = {"*.w1.*": "column", "*.w2.*": "row", "*emb*": 0, "*norm*": "replicate"}
+
+
+@pytest.mark.parametrize("layout", ["tp=3", "fsdp=2,tp=2", "fsdp=2,tp=3"])
+def test_ruled_ranks_hold_what_the_rules_say(fsdp2_checkpoint: SavedCheckpoint, layout: str) -> None:
+    ruled = Layout.parse(layout, TpRules.of(TP_RULES))
+    planners: list[Collecting] = []
+
+    def make() -> Collecting:
+        planners.append(Collecting())
+        return planners[-1]
+
+    checkpoint = open_checkpoint(str(fsdp2_checkpoint.path))
+    [report] = load_simulated(checkpoint, [ruled], 1 << 30, planner=make)
+    assert report.ok
+    assert report.findings == []
+    expected = {k: v for k, v in fsdp2_checkpoint.expected().items() if isinstance(v, torch.Tensor)}
+    dims = {ruled.shard_dims(tuple(v.shape), k)[-1] for k, v in expected.items()}
+    assert dims == {0, 1, None}
+    assert_ranks_hold(planners, ruled, expected)
+
+
+def test_rules_that_fit_nothing(fsdp2_checkpoint: SavedCheckpoint, golden: Callable[[str], Path]) -> None:
+    path = str(fsdp2_checkpoint.path)
+    assert load_test(path, ["tp=2"], tp_rules={"*.w1.*": 0, "nope": 0}).tp_rules_idle == ["nope"]
+    with pytest.raises(UsageError, match=r"no tp rule matches a tensor .* 'nope'; its keys are"):
+        load_test(path, ["tp=2"], tp_rules={"nope": 0})
+    with pytest.raises(UsageError, match="no layout has a tp axis"):
+        load_test(path, ["fsdp=2"], tp_rules={"*": 0})
+    with pytest.raises(UsageError, match="no dimension 3"):
+        load_test(path, ["tp=2"], tp_rules={"*": 3})
+    with pytest.raises(UsageError, match=r"fsdp=3,tp=2 cannot hold model.a.weight of 7 rows"):
+        load_test(str(golden("torch_fsdp2_zstd")), ["fsdp=3,tp=2"], tp_rules={"*": "column"})
+
+
+def test_allowed_classes_are_not_warned_of(golden: Callable[[str], Path]) -> None:
+    url = str(golden("torch_objects"))
+    [plain] = load_test(url, ["fsdp=2"]).layouts
+    [allowed] = load_test(url, ["fsdp=2"], allow=["__main__.TrainCfg"]).layouts
+    assert "cfg" in {found.key for found in plain.findings}
+    assert "cfg" not in {found.key for found in allowed.findings}
+    assert allowed.objects == plain.objects
+    assert allowed.objects_scanned == plain.objects_scanned + 2

@@ -23,7 +23,7 @@ from flows.flow_runs import Waited, own_pool, start_run, state_text, wait_for
 from flows.pools import smallest_pool
 from flows.settings import LifecycleSettings, RunSettings
 from tasks.export import ExportRequest, StepExport, artifacts_stand, export_step
-from tasks.export_plan import StepNeed, plan_step
+from tasks.export_plan import StepNeed, measured_rates, plan_step
 from tasks.handover import artifacts_of, raise_failure
 from tasks.ledger import Ledger, StepKey
 from tasks.manifest import published_directory
@@ -82,6 +82,7 @@ class ExportElsewhere:
             requests=requests,
             options=run.options,
             publish_options=run.publish_options,
+            rates=measured_rates(self.ledger),
         )
         pool, memory = smallest_pool(self.settings.pools, need, overhead=self.settings.overhead)
         if pool.name == own_pool():

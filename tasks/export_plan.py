@@ -1,14 +1,24 @@
-"""What the export of a step will take, from its index alone: all its artifacts, made one after another."""
+"""What the export of a step will take, from its index alone: all its artifacts, made one after another.
+
+How long it takes is estimated from what the exports of the step published last were measured to take.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dcp.errors import CheckpointError, EnvironmentFault, StorageError
 from dcp.findings import Report
 from dcp.storage import join_url
+from tasks.aliases import current_alias
 from tasks.export import ExportRequest, parts_of
+from tasks.ledger import Ledger, StepKey
+from tasks.manifest import published_directory, read_manifest
 from tasks.outcomes import boundary
+
+Rates = Mapping[str, float]
+"""Bytes a second that were read for an artifact, by its name."""
 
 
 class StepNeed(Report):
@@ -21,6 +31,25 @@ class StepNeed(Report):
     bytes: int
     """Bytes read."""
     seconds: float
+    measured: bool = False
+    """Whether the rates behind ``seconds`` were all measured, and not guessed."""
+
+
+def measured_rates(ledger: Ledger) -> Rates:
+    """What the exports of the step that ``latest`` leads to were measured to read.
+
+    Empty before anything is published, and where the manifest cannot be had: an estimate is worth no failure.
+    """
+    try:
+        latest = current_alias(ledger.run_store)
+        if latest is None:
+            return {}
+        key = StepKey(latest.step, latest.fingerprint)
+        manifest = read_manifest(ledger.run_store.child(published_directory(key)))
+    except (StorageError, EnvironmentFault, CheckpointError):
+        return {}
+    artifacts = manifest.artifacts if manifest is not None else []
+    return {a.name: a.bytes_read / a.seconds for a in artifacts if a.bytes_read and a.seconds}
 
 
 @boundary
@@ -32,16 +61,23 @@ def plan_step(
     requests: Sequence[ExportRequest],
     options: Mapping[str, Any],
     publish_options: Mapping[str, Any],
+    rates: Rates | None = None,
 ) -> StepNeed:
-    """What `tasks.export.export_step` would take; arguments and errors as there, nothing is written."""
+    """What `tasks.export.export_step` would take; arguments and errors as there, nothing is written.
+
+    Args:
+        rates: from `measured_rates`.
+    """
     from dcp.exporting import plan_export
 
-    need = StepNeed(memory=0, disk=0, bytes=0, seconds=0.0)
+    need = StepNeed(memory=0, disk=0, bytes=0, seconds=0.0, measured=True)
     for request in requests:
         for part in parts_of(request, parts):
+            name = f"{part}/{request.name}" if part else request.name
             plan = plan_export(
                 join_url(url, part) if part else url,
-                join_url(destination, f"{part}/{request.name}" if part else request.name),
+                join_url(destination, name),
+                rate=(rates or {}).get(name),
                 dest_options=dict(publish_options),
                 **request.arguments(),
                 **options,
@@ -49,5 +85,6 @@ def plan_step(
             need.memory = max(need.memory, plan.memory)
             need.disk += 0 if "://" in plan.dest else plan.disk
             need.bytes += plan.bytes
+            need.measured = need.measured and plan.rate_measured
             need.seconds = round(need.seconds + plan.seconds, 1)
     return need

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task
@@ -18,8 +19,9 @@ from prefect.utilities.annotations import quote
 
 from dcp.errors import CkptError, UnreachableError
 from tasks.alert import Alert
-from tasks.export import export_step
+from tasks.export import StepExport, export_step
 from tasks.load_check import load_check_step
+from tasks.progress import ProgressArtifact
 from tasks.publish import publish_step
 from tasks.validate import validate_step
 
@@ -54,13 +56,23 @@ def _task(function: Callable[P, R], name: str) -> Task[P, R]:
     )
 
 
+@wraps(export_step)
+def _export(url: str, *args: Any, **kwargs: Any) -> StepExport:
+    """`export_step`, with its progress as an artifact of the run."""
+    with ProgressArtifact(f"export of {'/'.join(url.split('/')[-2:])}") as progress:
+        return export_step(url, *args, **{**kwargs, "progress": progress})
+
+
 validate_task = _task(validate_step, "validate")
 load_check_task = _task(load_check_step, "test-load")
-export_task = _task(export_step, "export")
+export_task = _task(_export, "export")
 publish_task = _task(publish_step, "publish")
 
 _TASKS: dict[Callable[..., Any], Task[..., Any]] = {
-    one.fn: one for one in (validate_task, load_check_task, export_task, publish_task)
+    validate_step: validate_task,
+    load_check_step: load_check_task,
+    export_step: export_task,
+    publish_step: publish_task,
 }
 
 

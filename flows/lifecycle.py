@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from dcp.checkpoint import Kind, Survey, fingerprint_of, survey
-from dcp.errors import ChangedError, CheckpointError, NotFoundError, StorageError, UsageError
+from dcp.checkpoint import Kind, survey
+from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError, StorageError, UsageError
 from dcp.findings import Finding
 from dcp.storage import join_url, open_store
+from flows.following import announce, follow, is_due, publication_of
 from flows.telling import Teller
 from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
-from tasks.discover import FoundStep, Sighting, compile_pattern, describe, judge, sighting_of, step_number
+from tasks.acceptance import Accepted, accept, accepted_keys
+from tasks.after import FollowUp, last_attempt
+from tasks.discover import (
+    FoundStep,
+    Sighting,
+    compile_pattern,
+    describe,
+    judge,
+    provisional_key,
+    sighting_of,
+    step_number,
+)
 from tasks.export import ExportRequest, artifacts_stand, export_step
 from tasks.handover import artifacts_of, facts_of
 from tasks.leases import Lease, LeaseLostError
@@ -34,16 +47,19 @@ R = TypeVar("R")
 WARNINGS_KEPT = 200
 
 
-def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepReport:
+def process_step(
+    workshop: Workshop, step: str, *, force: bool = False, accept_keys: bool = False
+) -> StepReport:
     """Take a step as far as it will go.
 
     Args:
         workshop: of the step's run.
         step: name of its directory.
         force: try again what has failed for good, and beyond the limit of attempts.
+        accept_keys: its keys are meant, though they are not those of the step before.
 
     Raises:
-        UsageError: ``step`` is no step's name.
+        UsageError: ``step`` is no step's name, or steps are not held against those before them.
         SettingsError: the contract file in the settings is absent, or no contract.
         StageSettingsError: the settings ask for what cannot be done with this step.
         StepGoneError: it is not in the source any more.
@@ -53,6 +69,11 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
     number = step_number(step, [compile_pattern(pattern) for pattern in run.step_pattern])
     if number is None:
         raise UsageError(f"{step!r} is no step of run {run.name!r}: it matches none of its step patterns")
+    if accept_keys and run.expectation != "previous":
+        raise UsageError(
+            f"steps of run {run.name!r} are not held against the step before ({run.expectation!r}); "
+            "to expect other keys write a new contract: ckpt contract URL > FILE"
+        )
     url = join_url(run.source, step)
     try:
         surveyed = survey(url, **run.options)
@@ -67,12 +88,7 @@ def process_step(workshop: Workshop, step: str, *, force: bool = False) -> StepR
         now=time.time(),
         sightings=lambda name: _sightings(workshop.ledger, name),
     )
-    return _Process(workshop, found, url).run(force)
-
-
-def provisional_key(step: str, found: Survey) -> StepKey:
-    """The key of a step whose index has not been read, or cannot be."""
-    return StepKey(step, fingerprint_of(found.objects.values()))
+    return _Process(workshop, found, url, force=force, accept_keys=accept_keys).run()
 
 
 def _sightings(ledger: Ledger, step: str) -> list[Sighting]:
@@ -85,8 +101,12 @@ class _Stopped(Exception):
 
 
 class _Process:
-    def __init__(self, workshop: Workshop, found: FoundStep, url: str) -> None:
+    def __init__(
+        self, workshop: Workshop, found: FoundStep, url: str, *, force: bool, accept_keys: bool
+    ) -> None:
         self.workshop = workshop
+        self.force = force
+        self.accept_keys = accept_keys
         self.settings_of_run = workshop.run
         self.ledger = workshop.ledger
         self.call = workshop.call
@@ -97,11 +117,12 @@ class _Process:
         self._look_up()
         self.stages: list[StageOutcome] = []
         self.unreachable = False
+        self.after: FollowUp | None = None
 
-    def run(self, force: bool) -> StepReport:
+    def run(self) -> StepReport:
         if self.found.progress == "writing":
             return self._writing()
-        standing = self._standing(force)
+        standing = self._standing()
         if standing is not None:
             return standing
         lease = self.workshop.leases.acquire(self.found.name)
@@ -110,7 +131,7 @@ class _Process:
         with lease:
             # Whoever held it before may have finished since the records were listed.
             self._look_up()
-            return self._standing(force) or self._work(lease)
+            return self._standing() or self._work(lease)
 
     def _look_up(self) -> None:
         """Find out what the ledger knows of the step."""
@@ -120,18 +141,29 @@ class _Process:
 
     def _work(self, lease: Lease) -> StepReport:
         try:
-            self._validate()
-            self._test_load()
-            artifacts = self._export()
-            lease.require()
-            published = self._publish(artifacts)
+            if "published" not in self.records:
+                self._validate()
+                self._test_load()
+                artifacts = self._export()
+                lease.require()
+                self._publish(artifacts)
+            return self._follow()
         except _Stopped as stopped:
             return self._stopped(stopped)
         except _Changing:
             return self._report("writing", message="it changed while it was being looked at")
         except LeaseLostError as lost:
             return self._report("leased", message=str(lost))
-        return self._report("published", published=published.url)
+
+    def _follow(self) -> StepReport:
+        """The report of a published step, after one attempt at what follows if that is due."""
+        run = self.settings_of_run
+        if is_due(run.after_publish, self.ledger.stages(self.key), force=self.force):
+            report = PublishReport(**self.ledger.read(self.key, "published").facts, first=False)
+            publication = publication_of(self.workshop, self.key, self.found.number, report)
+            self.after = follow(self.workshop, publication, self.key)
+            self.teller.followed(self.key, self.after)
+        return self._report("published", published=self._directory)
 
     # --- what the ledger says already
 
@@ -142,16 +174,22 @@ class _Process:
         missing = ", ".join(self.found.missing[:5])
         return self._report("writing", message=f"no {missing} yet" if missing else "still being written")
 
-    def _standing(self, force: bool) -> StepReport | None:
+    def _standing(self) -> StepReport | None:
         """The report of a step on which the ledger has the last word."""
         if "published" in self.records:
+            self._accept()
+            if is_due(self.settings_of_run.after_publish, self.records, force=self.force):
+                return None
+            self.teller.followed(self.key, last_attempt(self.ledger, self.key, self.records))
             for stage in DONE:
                 self.stages.append(StageOutcome(stage=stage, outcome="skipped"))
             return self._report("published", published=self._directory)
         numbered = failures(self.records)
-        if not numbered or force:
+        if not numbered or self.force:
             return None
         failure = Failure.model_validate(self.ledger.read(self.key, numbered[-1]).facts)
+        if failure.problem == "key-mismatch" and failure.basis != self._accepted.basis(self.found.number):
+            return None
         if not failure.final and len(numbered) < self.settings_of_run.max_attempts:
             return None
         self.teller.failed(self.key, failure)
@@ -162,13 +200,30 @@ class _Process:
         run = self.settings_of_run
         return join_url(run.publish, run.name, published_directory(self.key))
 
+    @cached_property
+    def _accepted(self) -> Accepted:
+        """Whose keys an operator has accepted."""
+        return accepted_keys(self.ledger) if self.settings_of_run.expectation == "previous" else Accepted()
+
+    def _accept(self) -> None:
+        if self.accept_keys:
+            accept(self.ledger, self.key, self.found.number)
+
     # --- stages
 
     def _validate(self) -> None:
         if self._skips("validate"):
+            self._accept()
             return
         run = self.settings_of_run
-        contract = self.workshop.expected(self.found.number)
+        basis = self._accepted.basis(self.found.number)
+        contract = None
+        if not self.accept_keys and self.key not in self._accepted:
+            try:
+                contract = self.workshop.expected(self.found.number)
+            except SettingsError as error:
+                self.teller.mistaken(str(error), self.found.name)
+                raise
         waiting = self.found.progress == "committed"
         report, seconds = self._attempt(
             "validate",
@@ -202,7 +257,8 @@ class _Process:
                 report.findings,
                 f"it is {report.state}",
             )
-            self._fail(failure, seconds)
+            self._fail(failure.model_copy(update={"basis": basis}), seconds)
+        self._accept()
         if self._skips("validate"):
             return
         if run.expectation == "previous":
@@ -239,6 +295,8 @@ class _Process:
             parts=self._parts,
             layouts=run.layouts,
             memory_budget=int(run.memory_budget),
+            tp_rules=run.tp_rules,
+            allow=run.allow_classes,
             options=run.options,
         )
         if not report.ok:
@@ -299,6 +357,8 @@ class _Process:
             publish_options=run.publish_options,
         )
         self.teller.recovered(self.key, report)
+        publication = publication_of(self.workshop, self.key, self.found.number, report)
+        announce(self.workshop, publication, self.key)
         facts = report.model_dump(mode="json", exclude={"first"}) | {"seconds": seconds}
         self._done("publish", facts, seconds)
         return report
@@ -351,7 +411,9 @@ class _Process:
             report = self.call(function, *args, **kwargs)
         except UsageError as error:
             # Nothing is wrong with the step, so nothing is recorded of it.
-            raise self.workshop.mistaken(stage, self.found.name, error) from None
+            mistake = self.workshop.mistaken(stage, self.found.name, error)
+            self.teller.mistaken(str(mistake), self.found.name)
+            raise mistake from None
         # Whatever a stage raises must be recorded: otherwise it would be tried for ever and nobody told.
         except Exception as error:
             self.unreachable = isinstance(error, StorageError) and not isinstance(error, NotFoundError)
@@ -407,6 +469,7 @@ class _Process:
             attempts=attempts,
             stages=self.stages,
             published=published,
+            after=self.after,
             alerts=self.teller.alerts,
             unreachable=self.unreachable,
         )

@@ -18,7 +18,7 @@ from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
 from flows.settings import DEFAULT_FILE, LifecycleSettings, load_settings
 from flows.workshop import StepReport, Workshop
-from tasks.prefect_tasks import call_as_task, emit
+from tasks.prefect_tasks import announce, call_as_task, emit, start_deployment
 
 
 class StepFailedError(EnvironmentFault):
@@ -30,7 +30,9 @@ class StepFailedError(EnvironmentFault):
 
 
 @flow(name="process-checkpoint", flow_run_name="{run}-{step}", persist_result=False)
-def process_checkpoint(run: str, step: str, config: str = DEFAULT_FILE, force: bool = False) -> StepReport:
+def process_checkpoint(
+    run: str, step: str, config: str = DEFAULT_FILE, force: bool = False, accept_keys: bool = False
+) -> StepReport:
     """Validate, test-load, export and publish one step.
 
     Args:
@@ -38,13 +40,16 @@ def process_checkpoint(run: str, step: str, config: str = DEFAULT_FILE, force: b
         step: name of the step's directory.
         config: path of the settings file.
         force: try again what has failed for good, and beyond the limit of attempts.
+        accept_keys: its keys are meant, though they are not those of the step before.
     """
     settings = load_settings(config)
-    workshop = Workshop.of(settings, run, call=call_as_task, emit=emit)
+    workshop = Workshop.of(
+        settings, run, call=call_as_task, emit=emit, announce=announce, deploy=start_deployment
+    )
     if settings.deploy.pools:
         elsewhere = ExportElsewhere(settings, workshop.run, workshop.ledger)
         workshop = replace(workshop, elsewhere=elsewhere)
-    report = process_step(workshop, step, force=force)
+    report = process_step(workshop, step, force=force, accept_keys=accept_keys)
     logger = get_run_logger()
     for alert in report.alerts:
         for delivery in alert.deliveries:
@@ -64,7 +69,9 @@ def process_checkpoint(run: str, step: str, config: str = DEFAULT_FILE, force: b
     return report
 
 
-def run_step(settings: LifecycleSettings, url: str, *, force: bool = True) -> StepReport:
+def run_step(
+    settings: LifecycleSettings, url: str, *, force: bool = True, accept_keys: bool = False
+) -> StepReport:
     """Process the step at ``url`` of whichever run it belongs to, as `ckpt run` does.
 
     Raises:
@@ -75,12 +82,16 @@ def run_step(settings: LifecycleSettings, url: str, *, force: bool = True) -> St
     run, step = settings.run_of(url)
     with prefect_answers():
         start_server()
-        return process_in_flow(settings, run.name, step, force=force)
+        return process_in_flow(settings, run.name, step, force=force, accept_keys=accept_keys)
 
 
-def process_in_flow(settings: LifecycleSettings, run: str, step: str, *, force: bool = False) -> StepReport:
+def process_in_flow(
+    settings: LifecycleSettings, run: str, step: str, *, force: bool = False, accept_keys: bool = False
+) -> StepReport:
     """Run `process_checkpoint` here and give its report, also where the environment failed."""
     try:
-        return process_checkpoint(run=run, step=step, config=str(settings.file), force=force)
+        return process_checkpoint(
+            run=run, step=step, config=str(settings.file), force=force, accept_keys=accept_keys
+        )
     except StepFailedError as failed:
         return failed.report

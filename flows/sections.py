@@ -28,6 +28,11 @@ def parse_duration(value: object) -> float:
 Seconds = Annotated[float, BeforeValidator(parse_duration)]
 
 
+def listed(value: object) -> object:
+    """A single string where a list of them is taken."""
+    return [value] if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """One table: what it does not know is refused, and nothing changes after it was read."""
 

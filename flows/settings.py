@@ -40,8 +40,10 @@ from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import is_safe_name, normalise_url
 from dcp.storage.opening import require_protocol
+from dcp.tp_rules import TpRules
 from flows.deploy_settings import DeploySettings
-from flows.sections import Seconds, Section
+from flows.operation_settings import OperationSettings
+from flows.sections import Seconds, Section, listed
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
 from tasks.leases import EXPIRY
@@ -51,10 +53,6 @@ DEFAULT_FILE = "lifecycle.toml"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _SAME_PLACE = {"gcs": "gs", "s3a": "s3"}
-
-
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 def _pattern(value: str) -> str:
@@ -92,7 +90,7 @@ def _alert_url(value: str) -> str:
 
 
 SafeName = Annotated[str, AfterValidator(_safe_name)]
-Alerts = Annotated[tuple[Annotated[str, AfterValidator(_alert_url)], ...], BeforeValidator(_listed)]
+Alerts = Annotated[tuple[Annotated[str, AfterValidator(_alert_url)], ...], BeforeValidator(listed)]
 
 
 class ExportSettings(Section):
@@ -132,7 +130,7 @@ class ExportSettings(Section):
         return self
 
 
-class RunSettings(Section):
+class RunSettings(OperationSettings):
     """One training run: where its steps appear, what is expected of them, where they are published."""
 
     name: str
@@ -140,9 +138,9 @@ class RunSettings(Section):
     """Prefix whose direct sub-prefixes are steps. Only ever read."""
     publish: str = ""
     """Publish root; the run's own directory below it holds ledger, aliases and artifacts."""
-    step_pattern: Annotated[
-        tuple[Annotated[str, AfterValidator(_pattern)], ...], BeforeValidator(_listed)
-    ] = DEFAULT_PATTERNS
+    step_pattern: Annotated[tuple[Annotated[str, AfterValidator(_pattern)], ...], BeforeValidator(listed)] = (
+        DEFAULT_PATTERNS
+    )
     """Expressions for step directories, matched in full; the group `step` (or the only one) is a number."""
     parts: tuple[SafeName, ...] = ()
     """Checkpoints that make one step together, e.g. ``["model", "optim"]``."""
@@ -157,14 +155,16 @@ class RunSettings(Section):
     ignore_keys: tuple[str, ...] = IGNORED
     """Globs on keys whose departure from the expectation does not count."""
     allow_classes: Annotated[tuple[str, ...], AfterValidator(_classes)] = ()
-    """Classes that saved objects may ask for, as ``pkg.mod.Class`` or ``pkg.*``; a scrub warns of others."""
+    """Classes that saved objects may ask for, as ``pkg.mod.Class`` or ``pkg.*``; others are warned of."""
     expectation: str = "previous"
     """``"previous"`` (the newest good earlier step), ``"none"``, or a contract file."""
-    layouts: Annotated[tuple[Annotated[str, AfterValidator(_layout)], ...], BeforeValidator(_listed)] = (
+    layouts: Annotated[tuple[Annotated[str, AfterValidator(_layout)], ...], BeforeValidator(listed)] = (
         "fsdp=2",
         "fsdp=3",
     )
     """Layouts to test-load on; an empty list leaves the test-load out."""
+    tp_rules: str | None = None
+    """File that says what the tp axis of layouts shards, see `dcp.tp_rules`; dimension 1 without it."""
     memory_budget: ByteSize = ByteSize(1 << 30)
     """Bytes the test-load may hold."""
     exports: tuple[ExportSettings, ...] = (ExportSettings(),)
@@ -331,6 +331,8 @@ def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
         places = {"source": run.source, "publish": publish}
         if run.expectation not in ("previous", "none"):
             places["expectation"] = run.expectation
+        if run.tp_rules is not None:
+            places["tp_rules"] = run.tp_rules
         resolved = {}
         for field, place in places.items():
             try:
@@ -343,7 +345,29 @@ def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
                 f"{at}.expectation: no contract file at {contract}; "
                 f"write one with: ckpt contract URL > {shlex.quote(contract)}"
             )
+        _check_tp_rules(run, resolved.get("tp_rules"), f"{at}.tp_rules")
+        if run.retire and run.retire.delete and run.retire.options is None and "://" in resolved["source"]:
+            raise SettingsError(
+                f"{at}.retire.options: missing; the run's own options are for reading, so say which "
+                "credentials may delete (an empty table takes those of the environment)"
+            )
         yield run.model_copy(update=resolved)
+
+
+def _check_tp_rules(run: RunSettings, place: str | None, at: str) -> None:
+    """Refuse rules that no layout uses, and those in a local file that are wrong."""
+    if place is None:
+        return
+    if all(Layout.parse(layout).tp is None for layout in run.layouts):
+        raise SettingsError(f"{at}: no layout of this run has a tp axis; add one such as tp=2 to layouts")
+    if "://" in place:
+        return
+    if not Path(place).is_file():
+        raise SettingsError(f'{at}: no file of tp rules at {place}; its lines are as "*.w1.*" = "column"')
+    try:
+        TpRules.read(place)
+    except UsageError as error:
+        raise SettingsError(f"{at}: {error}") from None
 
 
 def _placed(place: str, folder: Path) -> str:

@@ -6,20 +6,35 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from pydantic import Field
+
 from dcp.errors import EnvironmentFault
 from dcp.findings import Report
 from dcp.storage import join_url
-from flows.passes import RunSurvey, key_of, survey_run
 from flows.settings import LifecycleSettings, RunSettings
+from flows.survey import RunSurvey, key_of, open_run_problems, survey_run
 from tasks.aliases import AliasRecord, aliases
 from tasks.discover import FoundStep, compile_pattern, step_number
-from tasks.ledger import DONE, Stage, StepKey, failures, timestamp
+from tasks.ledger import DONE, RUN, Stage, StepKey, failures, timestamp
 from tasks.manifest import published_directory
+from tasks.retire import half_deleted
 from tasks.snapshot import Snapshot, Summary
 
-StepState = Literal["published", "in-progress", "problem", "failing", "writing", "waiting", "retired", "gone"]
-"""``waiting``: due, nothing done yet. ``failing``: the environment failed and will be tried again.
-``gone``: no longer in the source and never published."""
+StepState = Literal[
+    "published",
+    "in-progress",
+    "problem",
+    "failing",
+    "writing",
+    "waiting",
+    "late",
+    "deleting",
+    "retired",
+    "gone",
+]
+"""``waiting``: due, nothing done yet. ``failing``: the environment failed and will be tried again. ``late``:
+left alone, since a later step was published before. ``deleting``: retention is at it. ``gone``: no longer in
+the source and never published."""
 StageState = Literal["done", "failed", "open"]
 AlertState = Literal["delivered", "failed", "sending"]
 
@@ -28,6 +43,7 @@ class AlertStatus(Report):
     """One problem people were told about, and whether it reached them."""
 
     problem: str
+    title: str = ""
     told: str
     state: AlertState
     deliveries: int
@@ -71,6 +87,8 @@ class RunStatus(Report):
     steps: list[StepStatus]
     unknown: list[str]
     """Directories in the source that are no steps."""
+    alerts: list[AlertStatus] = Field(default_factory=list)
+    """Of the run as a whole: those that are not over, and those that did not reach everybody."""
 
 
 class StatusReport(Report):
@@ -116,6 +134,7 @@ def _run_status(settings: LifecycleSettings, run: RunSettings, now: float) -> Ru
     status.latest = join_url(run.publish, run.name, latest.manifest) if latest else None
     status.aliases = {name: record.step for name, record in leads.items()}
     status.unknown = list(found.discovery.unknown)
+    status.alerts = _run_alerts(found.snapshot)
     status.steps = [_step_status(found, step, leads) for step in found.discovery.steps]
     status.steps += _departed(found, leads)
     status.steps.sort(key=lambda step: (step.number, step.step))
@@ -130,8 +149,14 @@ def _step_status(found: RunSurvey, step: FoundStep, leads: dict[str, AliasRecord
         "files": len(step.survey.objects),
         "age": None if step.quiet is None else round(step.quiet, 3),
     }
-    if step.progress == "writing":
+    if key is None and half_deleted(step, found.snapshot):
+        changed["state"] = "deleting"
+    elif step.progress == "writing":
         changed["state"] = "writing"
+    elif step.name in found.late:
+        changed["state"] = "late"
+    elif step.name in found.leased and status.state in ("waiting", "failing"):
+        changed["state"] = "in-progress"
     return status.model_copy(update=changed)
 
 
@@ -198,6 +223,17 @@ def _known(
     )
 
 
+def _run_alerts(snapshot: Snapshot) -> list[AlertStatus]:
+    still = set(open_run_problems(snapshot).values())
+    alerts = [
+        alert
+        for key in snapshot.by_step.get(RUN, ())
+        for alert in _alerts(snapshot, key)
+        if alert.state != "delivered" or (key in still and alert.problem != "recovered")
+    ]
+    return sorted(alerts, key=lambda alert: alert.told)
+
+
 def _stage_state(stage: Stage, stages: frozenset[str], failure: Summary) -> StageState:
     if DONE[stage] in stages:
         return "done"
@@ -214,6 +250,7 @@ def _alerts(snapshot: Snapshot, key: StepKey) -> list[AlertStatus]:
         found.append(
             AlertStatus(
                 problem=str(summary.get("problem", "")),
+                title=str(summary.get("title", "")),
                 told=timestamp(float(summary.get("when", 0.0))),
                 state="delivered" if delivered else "failed" if outcomes else "sending",
                 deliveries=len(outcomes),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from flows.following import FAILED, RECOVERED
+from flows.run_telling import tell_mistake
 from flows.workshop import Workshop
+from tasks.after import FollowUp
 from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
 from tasks.ledger import Failure, LedgerRecord, StepKey, timestamp
 from tasks.publish import PublishReport
@@ -22,9 +27,55 @@ class Teller:
     def failed(self, key: StepKey, failure: Failure) -> None:
         """Tell of a failed stage, once for each problem of these bytes."""
         config = str(self.workshop.settings.file)
+        alert = alert_for_failure(self.ledger, key, failure, url=self.url, since=self.changed, config=config)
+        if failure.problem == "key-mismatch":
+            alert = replace(alert, advice=f"{alert.advice} {self._acceptance()}".strip())
+        self._raise(key, alert)
+
+    def _acceptance(self) -> str:
+        """How to say that a step's keys are meant."""
+        workshop = self.workshop
+        if workshop.run.expectation == "previous":
+            command = f"ckpt run {self.url} --accept-keys --config {workshop.settings.file}"
+            return f"If this change is meant, accept the keys from this step on: {command}"
+        command = f"ckpt contract {self.url} > {workshop.run.expectation}"
+        return f"If this change is meant, expect the new keys: {command}"
+
+    def mistaken(self, mistake: str, step: str) -> None:
+        """Tell that a setting does not fit the step."""
+        workshop = self.workshop
+        self.alerts.append(
+            tell_mistake(workshop.settings, workshop.run, self.ledger, mistake, step, workshop.emit)
+        )
+
+    def followed(self, key: StepKey, report: FollowUp | None) -> None:
+        """Tell that what follows a publication failed for good, or succeeded after that was told."""
+        after = self.workshop.run.after_publish
+        if report is None or after is None:
+            return
+        if not report.ok:
+            if report.attempts >= after.max_attempts:
+                self._follow_alert(key, FAILED, report.message)
+        elif report.attempts:
+            known = [record.facts.get("problem") for record in self._told(key.step) if record.key == key]
+            if FAILED in known:
+                self._follow_alert(key, RECOVERED, report.message)
+
+    def _follow_alert(self, key: StepKey, problem: str, what: str) -> None:
+        config = self.workshop.settings.file
         self._raise(
             key,
-            alert_for_failure(self.ledger, key, failure, url=self.url, since=self.changed, config=config),
+            Alert(
+                run=self.ledger.run,
+                step=key.step,
+                fingerprint=key.fingerprint,
+                problem=problem,
+                what=what,
+                where=self.url,
+                since=timestamp(self.ledger.clock()),
+                command=f"ckpt run {self.url} --config {config}",
+                advice="The step is published and can be used." if problem == FAILED else "",
+            ),
         )
 
     def recovered(self, key: StepKey, report: PublishReport) -> None:
@@ -50,14 +101,17 @@ class Teller:
 
     def _open_problems(self, step: str) -> list[LedgerRecord]:
         """Alerts of any bytes of the step that no recovery has followed."""
-        told = [
+        told = [r for r in self._told(step) if not str(r.facts.get("problem")).startswith(FAILED)]
+        recovered = max((r.when for r in told if r.facts.get("problem") == "recovered"), default="")
+        return [r for r in told if r.facts.get("problem") != "recovered" and r.when > recovered]
+
+    def _told(self, step: str) -> list[LedgerRecord]:
+        return [
             self.ledger.read(key, record)
             for key, records in self.ledger.keys(step).items()
             for record in records
             if record.startswith("alerted") and "." not in record
         ]
-        recovered = max((r.when for r in told if r.facts.get("problem") == "recovered"), default="")
-        return [r for r in told if r.facts.get("problem") != "recovered" and r.when > recovered]
 
     def _raise(self, key: StepKey, alert: Alert) -> None:
         workshop = self.workshop

@@ -10,6 +10,7 @@ from dcp.contract import Contract
 from dcp.errors import NotFoundError, SettingsError, UsageError
 from dcp.findings import Report
 from flows.settings import LifecycleSettings, RunSettings
+from tasks.after import Announce, Deploy, FollowUp
 from tasks.alert import AlertReport, Emit
 from tasks.export import StepExport
 from tasks.leases import Leases
@@ -66,6 +67,8 @@ class StepReport(Report):
     stages: list[StageOutcome]
     published: str | None = None
     """URL of the published directory."""
+    after: FollowUp | None = None
+    """What became of what follows the publication, where anything was tried in this call."""
     alerts: list[AlertReport]
     unreachable: bool = False
     """Storage did not answer, so other steps of the run need not be tried now."""
@@ -100,16 +103,26 @@ class Workshop:
     emit: Emit | None
     elsewhere: ExportStep | None = None
     """Exports where a worker is large enough; None exports here."""
+    announce: Announce | None = None
+    deploy: Deploy | None = None
+    """Starts a deployment after a publication; None where there is no Prefect."""
 
     @classmethod
     def of(
-        cls, settings: LifecycleSettings, run: str, *, call: Call = call_directly, emit: Emit | None = None
+        cls,
+        settings: LifecycleSettings,
+        run: str,
+        *,
+        call: Call = call_directly,
+        emit: Emit | None = None,
+        announce: Announce | None = None,
+        deploy: Deploy | None = None,
     ) -> Workshop:
         """Open the ledger of the run called ``run``; nothing is read."""
         chosen = settings.run(run)
         ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
         leases = Leases(ledger.store, settings.lease_expiry)
-        return cls(settings, chosen, ledger, leases, call, emit)
+        return cls(settings, chosen, ledger, leases, call, emit, announce=announce, deploy=deploy)
 
     def expected(self, number: int) -> Contract | None:
         """What the keys of the step of this number are held against.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from dcp.advice import advice_for
@@ -32,6 +32,8 @@ TITLES: dict[str, str] = {
     "test-load": "failed its test-load",
     "export": "could not be exported",
     "publish": "could not be published",
+    "after-publish": "is published, but what should follow failed",
+    "after-publish-recovered": "is published, and what should follow succeeded after all",
     "recovered": "is published after all",
     "damaged": "is published and has been damaged since",
 }
@@ -65,6 +67,8 @@ class Alert:
     since: str
     command: str
     advice: str = ""
+    headline: str = ""
+    """What the title says after the run, in place of a step and its problem."""
 
     @property
     def event(self) -> str:
@@ -73,12 +77,13 @@ class Alert:
 
     @property
     def resource(self) -> str:
-        """Prefect's resource id of the step."""
-        return f"checkpoint.{self.run}.{self.step}"
+        """Prefect's resource id of the step, or of the run."""
+        return f"checkpoint.{self.run}.{self.step}" if self.step else f"checkpoint.{self.run}"
 
     @property
     def title(self) -> str:
-        return f"[{self.run}] {self.step} {TITLES.get(self.problem, self.problem)}"
+        said = self.headline or f"{self.step} {TITLES.get(self.problem, self.problem)}"
+        return f"[{self.run}] {said}"
 
     @property
     def body(self) -> str:
@@ -150,7 +155,13 @@ def plain(text: str, limit: int = 1000) -> str:
 
 
 def raise_alert(
-    ledger: Ledger, key: StepKey, alert: Alert, *, sinks: Sequence[str], emit: Emit | None
+    ledger: Ledger,
+    key: StepKey,
+    alert: Alert,
+    *,
+    sinks: Sequence[str],
+    emit: Emit | None,
+    facts: Mapping[str, Any] | None = None,
 ) -> AlertReport:
     """Tell people, unless this problem of these bytes has been told before.
 
@@ -160,11 +171,12 @@ def raise_alert(
         alert: what to tell.
         sinks: apprise URLs.
         emit: emits the Prefect event.
+        facts: what the record is to hold beside the alert.
 
     Raises:
         StorageError: the ledger failed. A sink that fails raises nothing.
     """
-    facts = {**asdict(alert), "title": alert.title}
+    facts = {**(facts or {}), **asdict(alert), "title": alert.title}
     record = "alerted"
     first = ledger.create(key, record, facts)
     if not first and ledger.read(key, record).facts.get("problem") != alert.problem:
@@ -223,9 +235,9 @@ def redeliver(
     """Attempt a due delivery; None if another worker has claimed it."""
     if not ledger.create(key, f"{pending.record}.try-{pending.number}"):
         return None
-    facts = dict(ledger.read(key, pending.record).facts)
-    facts.pop("title", None)
-    return _deliver(ledger, key, pending.record, pending.number, Alert(**facts), sinks, emit)
+    facts = ledger.read(key, pending.record).facts
+    alert = Alert(**{field.name: facts[field.name] for field in fields(Alert) if field.name in facts})
+    return _deliver(ledger, key, pending.record, pending.number, alert, sinks, emit)
 
 
 def _deliver(

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dcp.checkpoint import Kind, Survey, is_data_file
+from dcp.checkpoint import Kind, Survey, fingerprint_of, is_data_file
 from dcp.index import METADATA
 from dcp.storage import ObjectInfo, Store, is_safe_name
+from tasks.ledger import StepKey
 
 DEFAULT_PATTERNS = (
     r"(?:global_?)?steps?[_-]?(?P<step>\d+)",
@@ -241,4 +242,18 @@ def describe(step: FoundStep) -> dict[str, Any]:
         "files": len(step.survey.objects),
         "bytes": step.bytes,
         "changed": step.survey.last_change,
+        "committed": committed_at(step.survey),
     }
+
+
+def committed_at(found: Survey) -> float | None:
+    """When a step was committed: the last change of any of its indices, seconds since the epoch."""
+    indices = [METADATA, *found.rank_files.values()]
+    indices += [name for name in found.objects if name.partition("/")[2].endswith(METADATA)]
+    times = [found.objects[name].modified for name in indices if name in found.objects]
+    return max((time for time in times if time is not None), default=None)
+
+
+def provisional_key(step: str, found: Survey) -> StepKey:
+    """The key of a step whose index has not been read, or cannot be."""
+    return StepKey(step, fingerprint_of(found.objects.values()))

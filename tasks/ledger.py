@@ -6,9 +6,11 @@ overwritten, so of two workers that finish the same stage one creates the record
 that it came second; a crash leaves either the whole record or none.
 
 Stages: ``seen`` (which listing has this fingerprint), ``validated``, ``test-loaded``, ``exported``,
-``published``, ``retired``; ``failed-N`` for the N-th failed attempt at any of them (a failed stage is not
-a done one); ``alerted`` for the first problem told to people and ``alerted-<problem>`` for others, each
-with ``.try-N`` and ``.outcome-N`` for its deliveries (see `tasks.alert`).
+``published``; ``failed-N`` for the N-th failed attempt at any of them (a failed stage is not a done one);
+``after-due``, ``after-failed-N`` and ``after-done`` for what follows a publication (`tasks.after`);
+``trashed-N``, ``restored-N``, ``deleting`` and ``retired`` for retention (`tasks.retire`); ``alerted`` for
+the first problem told to people and ``alerted-<problem>`` for others, each with ``.try-N`` and
+``.outcome-N`` for its deliveries (`tasks.alert`). Under the step `RUN` stands what concerns the whole run.
 """
 
 from __future__ import annotations
@@ -46,13 +48,17 @@ DONE: dict[Stage, str] = {
 }
 """The record that says a stage is done."""
 
+RUN = ".run"
+"""Takes the place of a step in keys of what concerns a whole run."""
+
 RECORD_LIMIT = 256 << 20
 """Largest record read, in bytes. ``exported`` holds a digest a tensor; all others are far smaller."""
 
 _ATTEMPTS = 3
 _RECORD = re.compile(
     r"(?P<step>[^/]+)/(?P<fingerprint>[0-9a-f]{64})/"
-    r"(?P<stage>(?:seen|validated|test-loaded|exported|published|retired|failed-[1-9]\d{0,5}"
+    r"(?P<stage>(?:seen|validated|test-loaded|exported|published|failed-[1-9]\d{0,5}"
+    r"|after-due|after-done|after-failed-[1-9]\d{0,5}|(?:trashed|restored)-[1-9]\d{0,5}|deleting|retired"
     r"|alerted(?:-[a-z][a-z-]*)?(?:\.(?:try|outcome)-\d{1,3})?))\.json",
     re.ASCII,
 )
@@ -88,6 +94,11 @@ class LedgerRecord(BaseModel):
     facts: dict[str, Any] = Field(default_factory=dict)
 
     @property
+    def key(self) -> StepKey:
+        """The bytes that it is about."""
+        return StepKey(self.step, self.fingerprint)
+
+    @property
     def at(self) -> float:
         """``when`` in seconds since the epoch."""
         return datetime.fromisoformat(self.when).timestamp()
@@ -106,6 +117,8 @@ class Failure(BaseModel):
     message: str
     error: str | None = None
     """Class of the exception, where one was raised."""
+    basis: str = ""
+    """Whose keys an operator had accepted when the keys were judged, see `tasks.acceptance`."""
     codes: dict[str, int] = Field(default_factory=dict)
     """Error findings counted by code."""
     errors: int = 0
@@ -162,16 +175,17 @@ class Ledger:
         Raises:
             StorageError: it could not be recorded.
         """
-        return create_once(self.store, _name(key, stage), self._record(key, stage, facts or {}))
+        return create_once(self.store, _name(key, stage), self.record(key, stage, facts or {}))
 
     def report_unknown(self, names: Iterable[str]) -> bool:
         """Record that these directories are no steps. False if somebody else reported exactly these."""
         listed = sorted(names)
         key = StepKey("", hashlib.sha256("\0".join(listed).encode("utf-8", "surrogateescape")).hexdigest())
-        record = self._record(key, "unknown", {"names": listed})
+        record = self.record(key, "unknown", {"names": listed})
         return create_once(self.store, f"{UNKNOWN}{key.fingerprint}.json", record)
 
-    def _record(self, key: StepKey, stage: str, facts: Mapping[str, Any]) -> bytes:
+    def record(self, key: StepKey, stage: str, facts: Mapping[str, Any]) -> bytes:
+        """The bytes of a record; no two calls give the same."""
         record = LedgerRecord(
             run=self.run,
             step=key.step,

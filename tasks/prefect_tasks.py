@@ -7,17 +7,18 @@ persisted, since the ledger is what remembers. `emit` turns an `Alert` into a Pr
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, TaskRun
 from prefect.events import emit_event
 from prefect.utilities.annotations import quote
 
-from dcp.errors import CkptError, UnreachableError
+from dcp.errors import CkptError, EnvironmentFault, UnreachableError
+from tasks.after import Publication
 from tasks.alert import Alert
 from tasks.export import StepExport, export_step
 from tasks.load_check import load_check_step
@@ -102,12 +103,12 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def emit(alert: Alert) -> None:
-    """Emit ``checkpoint.<problem>`` about the resource ``checkpoint.<run>.<step>``."""
+    """Emit ``checkpoint.<problem>`` about ``checkpoint.<run>.<step>``, or ``checkpoint.<run>`` as a whole."""
     emit_event(
         event=alert.event,
         resource={
             "prefect.resource.id": alert.resource,
-            "prefect.resource.name": f"{alert.run} {alert.step}",
+            "prefect.resource.name": f"{alert.run} {alert.step}".strip(),
         },
         payload={
             "title": alert.title,
@@ -119,3 +120,36 @@ def emit(alert: Alert) -> None:
             "fingerprint": alert.fingerprint,
         },
     )
+
+
+def announce(publication: Publication) -> None:
+    """Emit ``checkpoint.published`` about the resource ``checkpoint.<run>.<step>``."""
+    emit_event(
+        event=publication.event,
+        resource={
+            "prefect.resource.id": publication.resource,
+            "prefect.resource.name": f"{publication.run} {publication.step}",
+        },
+        payload=publication.payload,
+    )
+
+
+def start_deployment(name: str, parameters: Mapping[str, Any], key: str) -> str:
+    """Start a run of the deployment ``name``, once for each idempotency key, and return the run's name.
+
+    Raises:
+        EnvironmentFault: there is no such deployment, or Prefect does not take the run.
+    """
+    from prefect.deployments import run_deployment
+    from prefect.exceptions import PrefectException
+
+    try:
+        run = cast(
+            FlowRun,
+            run_deployment(
+                name, parameters=dict(parameters), timeout=0, idempotency_key=key, as_subflow=False
+            ),
+        )
+    except (PrefectException, ValueError) as error:
+        raise EnvironmentFault(f"{name} was not started ({' '.join(str(error).split())[:300]})") from error
+    return str(run.name)

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.storage import ByteRange, ObjectInfo, fetch
+from tasks.acceptance import Accepted
 from tasks.discover import Sighting, sighting_of
 from tasks.leases import Standing, standings
 from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse_name, parse_record, preferred
@@ -25,8 +26,12 @@ from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse
 CACHE = "cache.json"
 
 _CACHE_LIMIT = 1 << 30
-_SUMMARISED = re.compile(r"seen|validated|failed-\d+|alerted.*")
-_KEPT = ("listing", "files", "changed", "stage", "final", "problem", "message", "errors", "warnings", "ok")
+_SUMMARISED = re.compile(r"seen|validated|failed-\d+|trashed-\d+|alerted.*")
+_KEPT = (
+    *("listing", "files", "changed", "committed"),
+    *("stage", "final", "problem", "message", "errors", "warnings", "basis"),
+    *("ok", "title", "last"),
+)
 
 Summary = Mapping[str, Any]
 """Some facts of a record (`_KEPT`) and its ``when``."""
@@ -43,6 +48,7 @@ class Snapshot:
     by_step: Mapping[str, tuple[StepKey, ...]] = field(default_factory=dict)
     leases: Mapping[str, Standing] = field(default_factory=dict)
     """Leases by step, alive or not."""
+    accepted: Accepted = field(default_factory=Accepted)
 
     def of(self, key: StepKey) -> frozenset[str]:
         """Names of the records of ``key``."""
@@ -101,7 +107,7 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
         for fingerprint, records in fingerprints.items()
     }
     names = frozenset(name for names in complete.unknown.values() for name in names)
-    return Snapshot(stages, summaries, names, by_step, standings(listed))
+    return Snapshot(stages, summaries, names, by_step, standings(listed), Accepted.among(listed))
 
 
 class _Cached(BaseModel):

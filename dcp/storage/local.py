@@ -157,6 +157,12 @@ class LocalStore(Store):
         path = self._path(name)
         calling(str(path), path.unlink, missing_ok=True)
 
+    def prune(self) -> None:
+        for directory, _, _ in os.walk(self.root, topdown=False):
+            # One that is not empty, or that somebody else removed, is left as it is.
+            with suppress(OSError):
+                Path(directory).rmdir()
+
 
 @contextmanager
 def _leading_somewhere() -> Iterator[None]:

@@ -13,6 +13,7 @@ from flows.cli import (
     lifecycle_commands,
     published_commands,
     report_command,
+    retire_command,
 )
 from flows.cli.demo_command import demo
 from flows.cli.entry import main
@@ -26,4 +27,5 @@ __all__ = [
     "main",
     "published_commands",
     "report_command",
+    "retire_command",
 ]

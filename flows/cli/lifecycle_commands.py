@@ -33,17 +33,24 @@ _OUTCOMES = {
 def run(
     out: Output,
     url: Annotated[str, typer.Argument(metavar="URL", help="A step of one of the runs in the settings.")],
+    accept_keys: Annotated[
+        bool,
+        typer.Option("--accept-keys", help="Its keys are meant: expect them of it and of all later steps."),
+    ] = False,
     config: Config = SETTINGS_FILE,
 ) -> int:
     """Take one step from validation to publication.
 
     It is validated, test-loaded, exported and published, as the settings say for its run. What is done
-    already is not done again; what failed before is tried again. Exit code 0: published. 1: the step was
-    found bad, or is still being written. 3: the environment failed, or another worker is processing it.
+    already is not done again; what failed before is tried again. With --accept-keys a step whose keys are not
+    those of the step before is taken as it is, and later steps are held against it. Exit code 0: published.
+    1: the step was found bad, or is still being written. 3: the environment failed, or another worker is
+    processing it.
 
     \b
     Example:
       ckpt run gs://bucket/run/step_12000 --config lifecycle.toml
+      ckpt run gs://bucket/run/step_12000 --accept-keys
     """
     from flows.settings import load_settings
 
@@ -54,7 +61,7 @@ def run(
     from flows.process import run_step
 
     with out.waiting(f"processing {url}"):
-        report = run_step(settings, url)
+        report = run_step(settings, url, accept_keys=accept_keys)
     out.report(report, lambda: show_step(out, report), errors=errors_of_step(report))
     return _OUTCOMES[report.outcome]
 

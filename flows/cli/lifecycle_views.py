@@ -11,6 +11,7 @@ from flows.cli.text import human_seconds, name, plural
 if TYPE_CHECKING:
     from flows.passes import PassReport
     from flows.workshop import StepReport
+    from tasks.alert import AlertReport
 
 _MOST_NAMES = 10
 
@@ -42,10 +43,16 @@ def show_step(out: Output, report: StepReport) -> None:
         out.line(f"  {name(report.message, 500)}")
     if report.published and report.outcome == "published":
         out.line(f"  {name(report.published)}")
+    if report.after is not None and not report.after.ok:
+        out.line(f"  what follows failed: {name(report.after.message, 500)}", "warning")
     for alert in report.alerts:
-        sinks = [d.sink + ("" if d.ok else f" (failed: {d.error})") for d in alert.deliveries]
         if alert.first:
-            out.line(f"  alert {alert.record}: {', '.join(sinks) or 'recorded'}")
+            out.line(f"  alert {_told(alert)}")
+
+
+def _told(alert: AlertReport) -> str:
+    sinks = [d.sink + ("" if d.ok else f" (failed: {d.error})") for d in alert.deliveries]
+    return f"{problem_name(alert.problem)}: {', '.join(sinks) or 'recorded'}"
 
 
 def show_pass(out: Output, report: PassReport) -> None:
@@ -59,12 +66,16 @@ def show_pass(out: Output, report: PassReport) -> None:
             out.line(f"{name(run.run)}  {name(run.mistake, 500)}", "bad")
         if run.unknown:
             out.line(f"{name(run.run)}  not steps, left alone: {_names(run.unknown)}", "dim")
+        for told in run.alerts:
+            if told.first:
+                out.line(f"{name(run.run)}  told: {_told(told)}", "warning")
         if run.redelivered:
             out.line(f"{name(run.run)}  {plural(run.redelivered, 'alert')} delivered that had failed before")
         for failed in run.undelivered:
             out.line(f"{name(run.run)}  alert not delivered: {name(failed, 500)}", "warning")
         left = [f"{plural(run.unchanged, 'step')} with nothing left to do"] if run.unchanged else []
         left += [f"being written: {_names(run.writing)}"] if run.writing else []
+        left += [f"later than a published one, left alone: {_names(run.late)}"] if run.late else []
         left += [f"processed by another worker: {_names(run.leased)}"] if run.leased else []
         if left or not (run.steps or run.error or run.mistake):
             out.line(f"{name(run.run)}  {'; '.join(left) or 'no steps'}", "dim")

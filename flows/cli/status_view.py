@@ -18,6 +18,8 @@ _STATES = {
     "writing": "info",
     "in-progress": "info",
     "waiting": "info",
+    "late": "dim",
+    "deleting": "dim",
     "retired": "dim",
     "gone": "dim",
 }
@@ -49,6 +51,11 @@ def _show_run(out: Output, run: RunStatus) -> None:
         out.line()
     for step in troubled:
         _show_trouble(out, step)
+    if run.alerts:
+        out.line()
+    for alert in run.alerts:
+        out.line(f"{name(alert.title or alert.problem)}", "warning")
+        out.line(f"  {_ALERTS[alert.state]} {_minute(alert.told)}", "dim")
     if run.unknown:
         out.line()
         out.line(f"not steps, left alone: {', '.join(name(each) for each in run.unknown[:10])}", "dim")

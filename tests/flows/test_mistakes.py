@@ -9,6 +9,7 @@ from dcp.errors import NotFoundError, SettingsError, UnreachableError
 from flows.lifecycle import process_step
 from flows.passes import PassReport, run_pass
 from flows.settings import RunSettings
+from flows.status import run_status
 from flows.workshop import StepGoneError, Workshop
 from tests.support.lifecycle import RUN, Lifecycle, anywhere, outcomes
 
@@ -89,11 +90,37 @@ def test_a_setting_that_does_not_fit_a_step_is_no_fault_of_the_step(
         assert (report.exit_code, run.ok, run.error) == (2, False, None)
         assert str(run.mistake).startswith("lifecycle.toml: runs[0].exports: export of step_1: ")
         assert said in str(run.mistake)
-    # The other step was looked at nevertheless.
-    assert [alert.problem for alert in here.told] == ["incomplete"]
+    # The other step was looked at nevertheless, and the mistake is told once however often it is met.
+    assert [alert.problem for alert in here.told] == ["settings", "incomplete"]
+    assert (here.told[0].title, said in here.told[0].what) == (
+        "[demo] a setting does not fit its steps",
+        True,
+    )
+    here.save("step_3")
+    here.once(wrong)
+    assert len(here.told) == 2
     [records] = here.records("step_1")
     assert not {record for record in records if record.startswith(("failed", "alerted"))}
-    assert outcomes(here.once(here.settings())) == {"step_1": "published"}
+    assert outcomes(here.once(here.settings())) == {"step_1": "published", "step_3": "published"}
+    assert [(alert.problem, alert.title) for alert in here.told[2:]] == [
+        ("recovered", "[demo] its settings fit again")
+    ]
+
+
+def test_another_mistake_is_told_too(here: Lifecycle) -> None:
+    here.save("step_1")
+    for part in ("model", "optim", "model"):
+        here.once(here.settings(tables=f'[[runs.exports]]\npart = "{part}"\n'))
+    assert [alert.problem for alert in here.told] == ["settings", "settings"]
+    status = run_status(here.settings()).runs[0]
+    assert [alert.problem for alert in status.alerts] == ["settings"]
+    # Without the step there is nothing left that they do not fit.
+    for info in here.source.objects():
+        here.source.remove(info.name)
+    here.save("step_2")
+    here.once(here.settings())
+    assert [alert.problem for alert in here.told[2:]] == ["recovered"]
+    assert run_status(here.settings()).runs[0].alerts == []
 
 
 def test_a_setting_that_does_not_fit_the_one_step_that_was_asked_for(here: Lifecycle) -> None:

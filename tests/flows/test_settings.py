@@ -111,7 +111,7 @@ exports = []
     ("text", "expected"),
     [
         (RUN + "grce_period = 1", "runs[0].grce_period: unknown setting; did you mean grace_period?"),
-        (RUN + "zzz = 1", "runs[0].zzz: unknown setting; there are: alerts, allow_classes"),
+        (RUN + "zzz = 1", "runs[0].zzz: unknown setting; there are: after_publish, alerts"),
         ("intervall = 3" + RUN, "intervall: unknown setting; did you mean interval?"),
         (
             RUN + "[[runs.exports]]\nformt = 1",
@@ -127,6 +127,15 @@ exports = []
         (RUN + 'memory_budget = "lots"', 'runs[0].memory_budget: should be a size such as "512MiB"'),
         (RUN + "max_attempts = 0", "runs[0].max_attempts: should be greater than or equal to 1, not 0"),
         (RUN + 'layouts = ["fsdp=0"]', "runs[0].layouts[0]: layout fsdp=0 has 0 ranks"),
+        (RUN + 'tp_rules = "nope.toml"', "runs[0].tp_rules: no layout of this run has a tp axis; add one"),
+        (
+            RUN + 'layouts = ["tp=2"]\ntp_rules = "/nope.toml"',
+            "runs[0].tp_rules: no file of tp rules at /nope.toml",
+        ),
+        (
+            RUN + 'layouts = ["tp=2"]\ntp_rules = "lifecycle.toml"',
+            "runs[0].tp_rules: ",
+        ),
         (RUN + 'step_pattern = "step"', "runs[0].step_pattern[0]: needs a group for the number"),
         (RUN + 'step_pattern = ["("]', "runs[0].step_pattern[0]: is no regular expression"),
         (RUN + 'order = "random"', "runs[0].order: should be 'oldest-first' or 'newest-first', not 'random'"),

@@ -16,12 +16,16 @@ NAMES = [command.name for command in app.registered_commands]
 
 
 def test_its_settings_load(tmp_path: Path) -> None:
-    [settings] = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    settings, *others = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     file = tmp_path / "lifecycle.toml"
-    file.write_text(settings)
+    tables = [other for other in others if other.startswith("[runs.")]
+    file.write_text("\n".join([settings, *tables]))
     run = load_settings(file).run("llama-7b")
     assert run.publish == "gs://models/published"
     assert [export.name for export in run.exports] == ["model.pt"]
+    assert run.after_publish is not None
+    assert run.retire is not None
+    assert (run.retire.latest, run.retire.newer_than, run.retire.delete) == (5, 604_800, True)
 
 
 @pytest.mark.parametrize("line", COMMANDS)

@@ -1,0 +1,137 @@
+"""What people are told of a run as a whole: it stopped saving, junk piles up, a setting does not fit.
+
+Each is told once for as long as it is the same problem (its `StepKey` under `RUN`), and once more when it is
+over.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dcp.storage import join_url
+from flows.settings import LifecycleSettings, RunSettings
+from flows.survey import RunSurvey
+from tasks.alert import Alert, AlertReport, Emit, plain, raise_alert
+from tasks.ledger import Ledger, StepKey, timestamp
+from tasks.run_health import Junk, Stall, run_key, span
+
+_NAMES = 5
+_HEADLINES = {
+    "stalled": "saves again",
+    "junk": "has no junk any more",
+    "settings": "its settings fit again",
+}
+
+
+def tell_run(
+    settings: LifecycleSettings,
+    found: RunSurvey,
+    recovered: tuple[StepKey, ...],
+    emit: Emit | None,
+    *,
+    new: bool = True,
+) -> list[AlertReport]:
+    """Tell what `survey_run` found of the run itself.
+
+    Args:
+        settings: whose alert URLs take it.
+        found: the run, with problems that were never told.
+        recovered: problems that were told and are over.
+        emit: emits Prefect events.
+        new: whether the former are to be told as well.
+
+    Raises:
+        StorageError: the ledger failed.
+    """
+    run, ledger = found.run, found.ledger
+    sinks = settings.alert_urls(run)
+    told = []
+    for problem in found.to_tell if new else ():
+        if isinstance(problem, Stall):
+            alert, facts = _stalled(settings, run, problem), {"last": problem.last.at}
+        else:
+            alert, facts = _junk(settings, run, problem), {}
+        told.append(raise_alert(ledger, problem.key, alert, sinks=sinks, emit=emit, facts=facts))
+    told += [
+        raise_alert(ledger, key, _recovered(settings, run, ledger, key), sinks=sinks, emit=emit)
+        for key in recovered
+    ]
+    return told
+
+
+def tell_mistake(
+    settings: LifecycleSettings, run: RunSettings, ledger: Ledger, mistake: str, step: str, emit: Emit | None
+) -> AlertReport:
+    """Tell that a setting does not fit a step, once for all steps that it does not fit in the same way."""
+    # What differs from step to step, its name and sizes, makes no other mistake of it.
+    same = re.sub(r"\d+", "", mistake.replace(step, ""))
+    alert = Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem="settings",
+        headline="a setting does not fit its steps",
+        what=plain(mistake),
+        where=join_url(run.source, step),
+        since=timestamp(ledger.clock()),
+        command=f"ckpt run {join_url(run.source, step)} --config {settings.file}",
+        advice="The step was left alone. Correct the setting; the next pass then takes it up by itself.",
+    )
+    sinks = settings.alert_urls(run)
+    return raise_alert(ledger, run_key("settings", same), alert, sinks=sinks, emit=emit)
+
+
+def _stalled(settings: LifecycleSettings, run: RunSettings, stall: Stall) -> Alert:
+    return Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem="stalled",
+        headline=f"saves no more: nothing for {span(stall.quiet)} after {stall.last.step}",
+        what=f"no commit for {span(stall.quiet)}; one every {span(stall.usual)} is usual",
+        where=join_url(run.source, stall.last.step),
+        since=timestamp(stall.last.at),
+        command=f"ckpt status --run {run.name} --config {settings.file}",
+        advice="Look at the training job. If it has ended as it should, nothing is left to do; "
+        f"{settings.field(run, 'stall_factor')} = 0 ends these alerts for the run.",
+    )
+
+
+def _junk(settings: LifecycleSettings, run: RunSettings, junk: Junk) -> Alert:
+    more = f" and {len(junk.steps) - _NAMES} more" if len(junk.steps) > _NAMES else ""
+    names = ", ".join(junk.steps[:_NAMES])
+    return Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem="junk",
+        headline=f"has {_size(junk.bytes)} of junk in {len(junk.steps)} uncommitted steps",
+        what=plain(f"{junk.bytes} bytes in steps that were never committed: {names}{more}"),
+        where=run.source,
+        since=timestamp(junk.since),
+        command=f"ckpt status --run {run.name} --config {settings.file}",
+        advice="Once the job is sure not to write them any more, delete these directories.",
+    )
+
+
+def _recovered(settings: LifecycleSettings, run: RunSettings, ledger: Ledger, key: StepKey) -> Alert:
+    before = ledger.read(key, "alerted")
+    problem = str(before.facts.get("problem"))
+    return Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem="recovered",
+        headline=_HEADLINES.get(problem, f"{problem} is over"),
+        what=plain(f"told before, at {before.when}: {before.facts.get('headline')}"),
+        where=run.source,
+        since=timestamp(ledger.clock()),
+        command=f"ckpt status --run {run.name} --config {settings.file}",
+    )
+
+
+def _size(count: int) -> str:
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,220 @@
+"""A run that stops saving, junk that piles up, keys that change on purpose, steps that come late."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dcp.errors import UsageError
+from flows.lifecycle import process_step
+from flows.passes import watch_once
+from flows.status import run_status
+from flows.workshop import Workshop
+from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, outcomes, webhook
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Lifecycle:
+    return Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+
+
+def aged(life: Lifecycle, step: str, seconds: float) -> None:
+    """Date every file of a step back."""
+    then = time.time() - seconds
+    for info in life.source.child(step).objects():
+        os.utime(Path(life.source.url) / step / info.name, (then, then))
+
+
+def saved(life: Lifecycle, step: str, ago: float, **how: Any) -> None:
+    life.save(step, **how)
+    aged(life, step, ago)
+
+
+def test_a_run_that_stops_saving_is_told_once_and_its_recovery_once(here: Lifecycle) -> None:
+    settings = here.settings()
+    for number in range(4):
+        saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
+    # The last commit was seven hours ago, and one an hour is usual.
+    for _ in range(3):
+        here.once(settings)
+    [alert] = here.told
+    assert (alert.problem, alert.event, alert.resource) == (
+        "stalled",
+        "checkpoint.stalled",
+        f"checkpoint.{RUN}",
+    )
+    assert alert.title == f"[{RUN}] saves no more: nothing for 7 h after step_3"
+    assert "one every 60 min is usual" in alert.what
+    assert alert.command.startswith(f"ckpt status --run {RUN} --config ")
+    assert "lifecycle.toml: runs[0].stall_factor = 0" in alert.advice
+    status = run_status(settings).runs[0]
+    assert [(told.problem, told.state) for told in status.alerts] == [("stalled", "delivered")]
+    assert watch_once(settings).runs[0].unchanged == 4
+
+    saved(here, "step_4", 60)
+    for _ in range(3):
+        here.once(settings)
+    assert [alert.problem for alert in here.told] == ["stalled", "recovered"]
+    assert here.told[1].title == f"[{RUN}] saves again"
+    assert run_status(settings).runs[0].alerts == []
+    # Another stall is told anew.
+    aged(here, "step_4", 6 * HOUR)
+    here.once(settings)
+    assert [alert.problem for alert in here.told] == ["stalled", "recovered", "stalled"]
+
+
+@pytest.mark.parametrize("run", [{"stall_factor": 0}, {"copied": True}, {"stall_minimum": "8h"}])
+def test_where_no_stall_is_to_be_told(here: Lifecycle, run: dict[str, Any]) -> None:
+    for number in range(4):
+        saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
+    here.once(here.settings(**run))
+    assert here.told == []
+
+
+def test_steps_that_were_removed_still_tell_the_rhythm(here: Lifecycle) -> None:
+    for number in range(4):
+        saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
+    here.once(here.settings(stall_factor=10))
+    for number in range(3):
+        for info in here.source.child(f"step_{number}").objects():
+            here.source.remove(f"step_{number}/{info.name}")
+        (Path(here.source.url) / f"step_{number}").rmdir()
+    assert here.told == []
+    here.once(here.settings())
+    assert [alert.problem for alert in here.told] == ["stalled"]
+
+
+def test_junk_is_told_once_until_it_doubles_and_when_it_is_gone(here: Lifecycle) -> None:
+    one = sum(info.size for info in _sizes(here))
+    settings = here.settings(junk_size=int(1.5 * one), junk_age="1h")
+    saved(here, "step_1", 5 * HOUR, without=(".metadata",))
+    saved(here, "step_2", 60, without=(".metadata",))
+    here.once(settings)
+    assert "junk" not in [alert.problem for alert in here.told]
+    saved(here, "step_2", 2 * HOUR, without=(".metadata",))
+    for _ in range(2):
+        here.once(settings)
+    junk = [alert for alert in here.told if alert.problem == "junk"]
+    assert len(junk) == 1
+    assert "in 2 uncommitted steps" in junk[0].title
+    assert "step_1, step_2" in junk[0].what
+    for number in (3, 4):
+        saved(here, f"step_{number}", 2 * HOUR, without=(".metadata",))
+    here.once(settings)
+    assert [alert.problem for alert in here.told].count("junk") == 2
+    for info in here.source.objects():
+        here.source.remove(info.name)
+    here.save("step_9")
+    for _ in range(2):
+        here.once(settings)
+    assert [alert.title for alert in here.told if alert.problem == "recovered"] == [
+        f"[{RUN}] has no junk any more"
+    ]
+
+
+def _sizes(life: Lifecycle) -> Any:
+    life.save("step_1", without=(".metadata",))
+    return life.source.objects()
+
+
+def test_an_alert_of_the_run_reaches_sinks_and_is_tried_again(here: Lifecycle) -> None:
+    for number in range(4):
+        saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
+    with webhook() as sink:
+        settings = here.settings(alerts=[sink.url])
+        sink.broken = True
+        report = here.once(settings)
+        [told] = report.runs[0].alerts
+        assert (told.problem, told.ok) == ("stalled", False)
+        [alert] = run_status(settings).runs[0].alerts
+        assert (alert.state, alert.deliveries) == ("failed", 1)
+        sink.broken = False
+        assert here.once(settings).runs[0].redelivered == 1
+        here.once(settings)
+        assert [note["title"] for note in sink.received] == [
+            f"[{RUN}] saves no more: nothing for 7 h after step_3"
+        ]
+
+
+def test_keys_that_changed_on_purpose_are_accepted_with_one_command(here: Lifecycle) -> None:
+    settings = here.settings(expectation="previous")
+    here.save("step_1")
+    for number in (2, 3, 4):
+        here.save(f"step_{number}", OTHER_KEYS)
+    assert outcomes(here.once(settings)) == {
+        "step_1": "published",
+        **{f"step_{number}": "key-mismatch" for number in (2, 3, 4)},
+    }
+    command = f"ckpt run {here.source.url}/step_2 --accept-keys --config {settings.file}"
+    assert command in here.told[0].advice
+    assert outcomes(here.once(settings)) == {}
+
+    report = process_step(
+        Workshop.of(settings, RUN, emit=here.told.append), "step_2", force=True, accept_keys=True
+    )
+    assert report.outcome == "published"
+    # The others are judged again by themselves, as is what comes later.
+    here.save("step_5", OTHER_KEYS)
+    here.save("step_6")
+    assert outcomes(here.once(settings)) == {
+        "step_3": "published",
+        "step_4": "published",
+        "step_5": "published",
+        "step_6": "key-mismatch",
+    }
+    assert outcomes(here.once(settings)) == {}
+    told = [(alert.step, alert.problem) for alert in here.told]
+    assert told[3:] == [
+        ("step_2", "recovered"),
+        ("step_3", "recovered"),
+        ("step_4", "recovered"),
+        ("step_6", "key-mismatch"),
+    ]
+
+
+def test_accepting_survives_a_step_that_fails_later(here: Lifecycle) -> None:
+    wrong = here.settings(expectation="previous", tables="[[runs.exports]]\nmemory_budget = 1\n")
+    here.save("step_1")
+    here.once(here.settings(expectation="previous"))
+    here.save("step_2", OTHER_KEYS)
+    here.once(wrong)
+    report = process_step(Workshop.of(wrong, RUN), "step_2", force=True, accept_keys=True)
+    assert (report.outcome, report.problem) == ("retry", "export")
+    assert outcomes(here.once(here.settings(expectation="previous"))) == {"step_2": "published"}
+
+
+@pytest.mark.parametrize("expectation", ["none", "contract"])
+def test_keys_are_accepted_only_where_they_are_expected_of_the_step_before(
+    here: Lifecycle, expectation: str
+) -> None:
+    here.save("step_1")
+    if expectation == "contract":
+        expectation = f"{here.source.url}/contract.json"
+        here.source.replace("contract.json", b"{}")
+    settings = here.settings(expectation=expectation)
+    with pytest.raises(UsageError, match="ckpt contract"):
+        process_step(Workshop.of(settings, RUN), "step_1", accept_keys=True)
+
+
+def test_late_older_steps_are_left_alone_where_the_settings_say_so(here: Lifecycle) -> None:
+    settings = here.settings(late_steps="ignore")
+    saved(here, "step_10", 3000)
+    saved(here, "step_20", 2000)
+    here.once(settings)
+    saved(here, "step_15", 100)
+    report = here.once(settings)
+    assert (outcomes(report), report.runs[0].late) == ({}, ["step_15"])
+    assert run_status(settings).runs[0].steps[1].state == "late"
+    assert watch_once(settings).runs[0].late == ["step_15"]
+    # It was only slow if it was committed first, and newer steps are not late.
+    saved(here, "step_12", 2500)
+    saved(here, "step_30", 50)
+    assert outcomes(here.once(settings)) == {"step_12": "published", "step_30": "published"}
+    # By hand it can be had, and the other policy takes it.
+    assert process_step(Workshop.of(settings, RUN), "step_15").outcome == "published"
+    saved(here, "step_16", 100)
+    assert outcomes(here.once(here.settings())) == {"step_16": "published"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import httpx
 from dcp.errors import EnvironmentFault
 
 _TIMEOUT = 30.0
+_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,20 @@ class Server:
             EnvironmentFault: it was refused, or not answered.
         """
         try:
-            answer = httpx.request(method, f"{self.url}/{path}", json=body, timeout=_TIMEOUT)
+            answer = self._answer(method, path, body)
             if missing and answer.status_code == 404:
                 return None
             answer.raise_for_status()
         except httpx.HTTPError as error:
             raise EnvironmentFault(f"Prefect's API at {self.url} refused {method} {path}: {error}") from None
         return answer.json() if answer.content else {}
+
+    def _answer(self, method: str, path: str, body: object) -> httpx.Response:
+        """The answer, asked for again while the server is too busy to do anything."""
+        attempt = 1
+        while True:
+            answer = httpx.request(method, f"{self.url}/{path}", json=body, timeout=_TIMEOUT)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or attempt == _ATTEMPTS:
+                return answer
+            time.sleep(attempt)
+            attempt += 1

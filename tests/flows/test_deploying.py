@@ -81,7 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         url, called = stack.enter_context(_webhook())
         database = stack.enter_context(postgres(directory / "postgres")) if programs() else None
         settings = life.settings(
-            top=f'interval = "5s"\nalerts = ["{sink.url}"]',
+            top=f'interval = "10s"\nalerts = ["{sink.url}"]',
             tables=DEPLOY.format(port=_free_port()),
             layouts=["fsdp=2", "fsdp=3"],
             # As between a save's last byte and the pass that judges what is left of it.
@@ -123,7 +123,7 @@ def test_a_step_of_a_training_job_is_published_and_a_broken_one_told(place: Plac
     [export] = [run for run in runs if run["name"] == "demo-step_1-export-1"]
     assert export["work_pool_name"] == "large-memory"
     assert export["job_variables"]["memory"] > 1 << 30
-    _until(lambda: _states(place.up.api, "demo-step_") == {"COMPLETED"}, 60)
+    _until(lambda: _states(place.up.api, "demo-step_") == {"COMPLETED"}, 120)
 
 
 def test_an_export_beyond_its_memory_is_killed_and_told_with_both_numbers(place: Place) -> None:
@@ -236,7 +236,8 @@ def _manifests(place: Place) -> list[str]:
 
 
 def _runs(api: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = Server(api).ask("POST", "flow_runs/filter", {"limit": 200})
+    body = {"limit": 100, "sort": "START_TIME_DESC"}
+    found: list[dict[str, Any]] = Server(api).ask("POST", "flow_runs/filter", body)
     return found
 
 
@@ -248,7 +249,7 @@ def _until(done: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.3)
+        time.sleep(1.0)
 
 
 def _left(directory: Path) -> list[str]:

@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 import torch
 from safetensors import safe_open
@@ -150,22 +152,40 @@ def test_another_export_takes_the_place_of_one(golden: Callable[[str], Path], tm
 
 
 class _Worn(LocalStore):
-    """A disk that loses a bit of what is written to it."""
+    """A disk that loses a bit of what is written to it: the last one, or one in the middle of a tensor."""
 
     def info(self, name: str) -> Any:
         path = self.root / name
         if path.suffix == ".safetensors":
             data = bytearray(path.read_bytes())
-            data[-1] ^= 1
+            data[self.place(data)] ^= 1
             path.write_bytes(data)
         return super().info(name)
 
+    def place(self, data: bytes) -> int:
+        return -1
 
-def test_what_was_written_is_read_again(
-    golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+class _WornInside(_Worn):
+    """Its user is told of the checksum, as buckets tell it."""
+
+    def info(self, name: str) -> Any:
+        told = super().info(name)
+        return replace(told, crc32c=f"{google_crc32c.value((self.root / name).read_bytes()):08x}")
+
+    def place(self, data: bytes) -> int:
+        begins = 8 + int.from_bytes(data[:8], "little")
+        spans = [entry["data_offsets"] for entry in json.loads(data[8:begins]).values() if "shape" in entry]
+        start, end = max(spans, key=lambda span: span[1] - span[0])
+        return int(begins + (start + end) // 2)
+
+
+@pytest.mark.parametrize("worn", [_Worn, _WornInside])
+def test_what_was_written_is_looked_at_again(
+    worn: type[_Worn], golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dcp.exporting.run.open_parent", lambda dest: (_Worn(str(tmp_path), {}), Path(dest).name)
+        "dcp.exporting.run.open_parent", lambda dest: (worn(str(tmp_path), {}), Path(dest).name)
     )
     for dest in ("out", "out.safetensors"):
         with pytest.raises(EnvironmentFault, match="does not hold what was written"):

@@ -1,8 +1,9 @@
 """The stage *publish*: one conditional creation that turns files into a published step.
 
-`publish_step` looks once more at the source, since a step that was saved over meanwhile must not be
-published, and creates the manifest only if absent. Of two publishers one creates it; the other finds it,
-compares its own files with it, and has nothing left to do. Then the ``latest`` alias moves forward.
+`publish_step` digests the tensors of the finished files and looks once more at the source, since neither
+what was damaged on its way nor a step that was saved over meanwhile may be published, and creates the
+manifest only if absent. Of two publishers one creates it; the other finds it, compares its own files with
+it, and has nothing left to do. Then the ``latest`` alias moves forward.
 
 Both write the same file names, because the same step exported by the same versions and settings gives
 the same bytes; where it does not, the one that came second says so (`EnvironmentFault`) instead of keeping
@@ -27,7 +28,7 @@ from tasks.export import artifacts_stand
 from tasks.ledger import StepKey, create_once, timestamp
 from tasks.manifest import MANIFEST, Artifact, Manifest, published_directory, read_manifest, tool_versions
 from tasks.outcomes import boundary
-from tasks.verify import VerifyReport, verify
+from tasks.verify import VerifyReport, verify, wrong_tensors
 
 __all__ = [
     "AliasRecord",
@@ -87,7 +88,8 @@ def publish_step(
 
     Raises:
         ChangedError: the source is not what was exported any more; nothing was published.
-        EnvironmentFault: storage failed, a file is not there, or another publisher wrote other bytes.
+        EnvironmentFault: storage failed, a file is not there or does not hold what was exported, or another
+            publisher wrote other bytes.
     """
     run_store = open_store(publish_root, **publish_options).child(run)
     store = run_store.child(published_directory(key))
@@ -96,6 +98,7 @@ def publish_step(
     if manifest is None:
         if not artifacts_stand(store, artifacts):
             raise EnvironmentFault(f"{store.url} does not hold the files that were exported to it")
+        _require_equal(store, artifacts)
         require_unchanged(url, listing, options)
         manifest = Manifest(
             run=run,
@@ -138,6 +141,19 @@ def require_unchanged(url: str, listing: str, options: Mapping[str, Any]) -> Non
         raise ChangedError(
             f"{url} was written again while it was being processed", code="files.newer-than-metadata"
         )
+
+
+def _require_equal(store: Store, artifacts: Sequence[Artifact]) -> None:
+    """Every tensor as it stands in the finished files must be the checkpoint's: that is what published means.
+
+    Files of safetensors were read again when they were written.
+    """
+    for artifact in artifacts:
+        for wrong in wrong_tensors(store, artifact) if artifact.format == "torch" else ():
+            raise EnvironmentFault(
+                f"{store.url}/{artifact.name} does not hold what was exported to it: {wrong.name}: "
+                f"{wrong.message}; suspect the store or disk, and delete it to have it made again"
+            )
 
 
 def _standing(store: Store) -> Manifest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -19,7 +19,7 @@ from dcp.exporting.certificate import certify_object
 from dcp.exporting.report import ExportedTensor
 from dcp.findings import Report
 from dcp.storage import ByteRange, ObjectInfo, Store, fetch, is_safe_name, open_store
-from tasks.manifest import MANIFEST, Manifest, PublishedFile, read_manifest
+from tasks.manifest import MANIFEST, Artifact, Manifest, PublishedFile, read_manifest
 from tasks.outcomes import boundary
 
 BLOCK = 16 << 20
@@ -98,26 +98,29 @@ def verify(
         )
     checks = _compare(store, manifest, objects, progress)
     wrong = [check for check in checks if check.problem]
-    wrong_tensors = list(_wrong_tensors(store, manifest, checks)) if deep else []
+    readable = {check.name for check in checks if check.problem in (None, "sha256", "crc32c")}
+    inside = [
+        wrong for artifact in manifest.artifacts if deep for wrong in wrong_tensors(store, artifact, readable)
+    ]
     tensors = sum(len(artifact.tensors) for artifact in manifest.artifacts)
     verdict = (
         f"{len(wrong)} of {len(checks)} files are wrong" if wrong else f"all {len(checks)} files are right"
     )
     if deep and tensors:
-        verdict += f", {len(wrong_tensors) or 'none'} of {tensors} tensors wrong"
+        verdict += f", {len(inside) or 'none'} of {tensors} tensors wrong"
     elif deep:
         verdict += ", and the manifest has no digests of tensors"
     hashed = sum(c.size for c in checks if c.problem in (None, "sha256", "crc32c"))
     return VerifyReport(
         url=store.url,
         published=True,
-        ok=not wrong and not wrong_tensors,
+        ok=not wrong and not inside,
         run=manifest.run,
         step=manifest.step,
         fingerprint=manifest.fingerprint,
         files=checks,
         tensors=tensors if deep else None,
-        wrong_tensors=wrong_tensors,
+        wrong_tensors=inside,
         message=verdict,
         bytes=hashed,
         seconds=round(time.perf_counter() - started, 6),
@@ -150,29 +153,39 @@ def _compare(
     return checks
 
 
-def _wrong_tensors(store: Store, manifest: Manifest, checks: list[FileCheck]) -> Iterator[TensorCheck]:
-    """Tensors that the files do not hold, or hold differently."""
-    readable = {check.name for check in checks if check.problem in (None, "sha256", "crc32c")}
-    for artifact in manifest.artifacts:
-        found: dict[str, ExportedTensor] = {}
-        why = ""
-        for file in artifact.files:
-            if artifact.tensors and file.name in readable and not file.name.endswith(".json"):
-                try:
-                    found |= certify_object(store, file.name)
-                except CheckpointError as error:
-                    why = f" ({error})"
-        for name, wanted in artifact.tensors.items():
-            actual = found.get(name)
-            if actual is None:
-                message = f"the files do not hold it{why}"
-            elif (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
-                message = f"{actual.dtype} {actual.shape}, expected {wanted.dtype} {wanted.shape}"
-            elif actual.digest != wanted.digest:
-                message = f"its digest is {actual.digest}, expected {wanted.digest}"
-            else:
-                continue
-            yield TensorCheck(artifact=artifact.name, name=name, message=message)
+def wrong_tensors(
+    store: Store, artifact: Artifact, readable: Container[str] | None = None
+) -> Iterator[TensorCheck]:
+    """Tensors that an artifact's files do not hold, or hold differently.
+
+    Args:
+        store: the published directory.
+        artifact: what it should hold.
+        readable: names of the files worth reading; all if absent.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    found: dict[str, ExportedTensor] = {}
+    why = ""
+    for file in artifact.files:
+        worth = readable is None or file.name in readable
+        if artifact.tensors and worth and not file.name.endswith(".json"):
+            try:
+                found |= certify_object(store, file.name)
+            except CheckpointError as error:
+                why = f" ({error})"
+    for name, wanted in artifact.tensors.items():
+        actual = found.get(name)
+        if actual is None:
+            message = f"the files do not hold it{why}"
+        elif (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
+            message = f"{actual.dtype} {actual.shape}, expected {wanted.dtype} {wanted.shape}"
+        elif actual.digest != wanted.digest:
+            message = f"its digest is {actual.digest}, expected {wanted.digest}"
+        else:
+            continue
+        yield TensorCheck(artifact=artifact.name, name=name, message=message)
 
 
 def _check(

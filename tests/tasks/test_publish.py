@@ -1,6 +1,8 @@
 """Publishing: once, last, and only what the source still is."""
 
 import hashlib
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import google_crc32c
 import pytest
 
 from dcp.errors import ChangedError, EnvironmentFault
+from tasks.export import ExportRequest, export_step
 from tasks.ledger import StepKey
 from tasks.manifest import MANIFEST, Artifact, Manifest, PublishedFile, read_manifest
 from tasks.publish import current_alias, publish_step, verify
@@ -149,3 +152,32 @@ def test_a_place_of_other_bytes_is_not_taken(here: Lifecycle) -> None:
 def test_nothing_to_export_is_published_as_a_verdict(here: Lifecycle) -> None:
     report = publish(here, [], listing_of(here))
     assert (report.files, verify(report.url).ok) == (0, True)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "another"])
+def test_what_does_not_hold_the_checkpoints_tensors_is_not_published(here: Lifecycle, damage: str) -> None:
+    """Not even where its size is right, and whatever its manifest would have said."""
+    directory = f"{here.published.url}/{DIRECTORY}"
+    request = [ExportRequest(name="model.pt")]
+    exported = export_step(
+        f"{here.source.url}/step_7", directory, parts=(), requests=request, options={}, publish_options={}
+    )
+    file = Path(directory) / "model.pt"
+    good = file.read_bytes()
+    if damage == "flipped":
+        largest = max((data for data in torch_contents(good)), key=len)
+        at = good.index(largest) + len(largest) // 2
+        file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+    else:
+        file.write_bytes(good.replace(b"data.pkl", b"data.pkx"))
+    with pytest.raises(EnvironmentFault, match=r"model\.pt does not hold what was exported to it: .*: "):
+        publish(here, exported.artifacts, listing_of(here))
+    assert read_manifest(here.published.child(DIRECTORY)) is None
+    file.write_bytes(good)
+    assert publish(here, exported.artifacts, listing_of(here)).first
+    assert verify(directory, deep=True).ok
+
+
+def torch_contents(data: bytes) -> list[bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [archive.read(name) for name in archive.namelist() if "/data/" in name]

@@ -40,6 +40,7 @@ from dcp.findings import Finding, errors_of
 from dcp.index import Entry, TensorEntry
 from dcp.record import Record
 from dcp.storage import normalise_url, open_parent
+from dcp.storage.uploads import UPLOAD_MEMORY
 
 MEMORY_BUDGET = 512 << 20
 """Default bound on the process's memory, in bytes."""
@@ -87,7 +88,7 @@ def plan_export(
         ResourceError: the memory budget is too small. What the machine lacks is in the plan's ``refusals``.
     """
     checkpoint, chosen, _ = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie)
+    _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest))
     _, name = open_parent(dest, **(options if dest_options is None else dest_options))
     tensors = [item for item in chosen if isinstance(item.entry, TensorEntry)]
     if format == "safetensors":
@@ -259,7 +260,12 @@ def records_of(entry: Entry) -> Iterator[Record]:
 
 
 def memory_of(
-    checkpoint: Checkpoint, chosen: Sequence[Selected], budget: int, dtype: CastDtype | None, tie: bool
+    checkpoint: Checkpoint,
+    chosen: Sequence[Selected],
+    budget: int,
+    dtype: CastDtype | None,
+    tie: bool,
+    dest: str = "",
 ) -> tuple[int, int, int]:
     """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
     remote = "://" in checkpoint.url
@@ -270,6 +276,8 @@ def memory_of(
         if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
     )
     fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + 1000 * len(checkpoint.index.entries)
+    if "://" in dest:
+        fixed += UPLOAD_MEMORY
     if dtype is not None and dtype not in get_args(CastDtype):
         raise UsageError(f"{dtype} is no type to cast to; use one of {', '.join(get_args(CastDtype))}")
     types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}

@@ -71,7 +71,9 @@ def export(
     """
     started = time.perf_counter()
     checkpoint, chosen, warnings = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    threads, band_bytes, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie)
+    threads, band_bytes, memory = memory_of(
+        checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest)
+    )
     store, name = open_parent(dest, **(options if dest_options is None else dest_options))
 
     def finished() -> None:

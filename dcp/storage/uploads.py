@@ -34,6 +34,9 @@ THREADS = 4
 BUFFERS = max(WHOLE, THREADS) + 1
 """Parts of one object in memory at a time."""
 
+UPLOAD_MEMORY = BUFFERS * PART
+"""Bytes that one upload holds, up to an object of 40 GB."""
+
 _GROWTH = 2500
 """Parts after which they double in size. So 10,000 of them, the most that S3 takes, hold 600 GiB."""
 _MARK = re.compile(

@@ -88,12 +88,12 @@ def audit_run(
 
 
 def _published(ledger: Ledger, newest: int | None) -> list[StepKey]:
-    """What the ledger says is published and not retired, the last one first."""
+    """What the ledger says is published, the last one first."""
     stages = take_snapshot(ledger, remember=False).stages
     standing = [
         (infos[DONE["publish"]].modified or 0.0, key)
         for key, infos in stages.items()
-        if DONE["publish"] in infos and "retired" not in infos
+        if DONE["publish"] in infos
     ]
     return [key for _, key in sorted(standing, reverse=True)][:newest]
 

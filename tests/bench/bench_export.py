@@ -3,7 +3,7 @@
 python -m tests.bench.bench_export [CHECKPOINT] [--workdir DIRECTORY] [--megabytes 2500] [--rounds 3]
 
 Three tables: CHECKPOINT; one that FSDP 2 over tensor parallelism 2 saves here; and one of a quarter of its
-size, for the memory. The work directory is best on a memory filesystem, and needs room for three times as much.
+size, for the memory. The work directory is best on a memory filesystem, with room for three times as much.
 """
 
 from __future__ import annotations

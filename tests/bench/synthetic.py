@@ -1,7 +1,7 @@
 """Checkpoints of random tensors for benchmarks, saved by real ranks through torch.
 
-`save_2d` writes what FSDP 2 over tensor parallelism 2 writes: matrices cut by rows and columns, and matrices cut
-by rows twice.
+`save_2d` writes what FSDP 2 over tensor parallelism 2 writes: matrices cut by rows and columns, and matrices
+cut by rows twice.
 """
 
 from __future__ import annotations

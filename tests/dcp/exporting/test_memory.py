@@ -1,0 +1,61 @@
+"""A tensor larger than the memory budget, whichever way it is sharded: measured, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.ranks import run_ranks
+
+ROWS, COLUMNS = 3001, 25_001
+BUDGET = 200 << 20
+EXPORT = """
+import sys, dcp
+url, dest, format, dtype, budget = sys.argv[1:]
+report = dcp.export(url, dest, format=format, dtype=dtype or None, memory_budget=int(budget))
+plan = dcp.plan_export(url, dest, format=format, dtype=dtype or None, memory_budget=int(budget))
+assert report.peak_memory <= plan.memory <= int(budget), (report.peak_memory, plan.memory)
+assert report.bytes_read < 1.001 * plan.bytes, (report.bytes_read, plan.bytes)
+"""
+
+
+def whole() -> torch.Tensor:
+    return torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
+
+
+def _save(place: str, dimension: int) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"w": distribute_tensor(whole(), mesh, [Shard(dimension)])}
+    save(state, storage_writer=FileSystemWriter(place, sync_files=False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
+def test_the_budget_holds(dimension: int, tmp_path: Path) -> None:
+    assert whole().nbytes > 1.4 * BUDGET
+    step = str(tmp_path / "step_1")
+    run_ranks(_save, 2, step, dimension)
+    for dest, format, dtype in (
+        ("out.pt", "torch", ""),
+        ("out.safetensors", "safetensors", ""),
+        ("half.pt", "torch", "bfloat16"),
+    ):
+        file = tmp_path / dest
+        subprocess.run(
+            [sys.executable, "-c", EXPORT, step, str(file), format, dtype, str(BUDGET)],
+            check=True,
+            timeout=200,
+        )
+        found = load_file(file)["w"] if format == "safetensors" else torch.load(file, mmap=True)["w"]
+        assert torch.equal(found, whole().to(found.dtype))
+        file.unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flows.cli.text import human_bytes, human_seconds, plural
+from flows.cli.text import human_age, human_bytes, human_seconds, plural
 from flows.report.document import Fact, Verdict, document, minute
 from flows.report.run_charts import StepChart, step_charts
 from flows.report.runs import RunFacts, RunsFacts, StepFact
@@ -47,11 +47,10 @@ def verdict_of(run: RunFacts) -> Verdict:
     if not run.steps:
         return Verdict("calm", "No steps", "Nothing was saved yet.")
     resume = f"Resume from {run.latest.name}." if run.latest else "No step is published yet."
-    if run.late:
-        usual = human_seconds(run.usual_interval or 0.0)
-        return Verdict(
-            "warn", "Stalled", f"Nothing was saved since {minute(run.late)}; usually every {usual}. {resume}"
-        )
+    if run.troubles:
+        stalled = any(trouble.problem == "stalled" for trouble in run.troubles)
+        said = "; ".join(trouble.what or trouble.problem for trouble in run.troubles)
+        return Verdict("warn", "Stalled" if stalled else "Look at it", f"{said}. {resume}")
     wrong = sum(run.counts.get(state, 0) for state in ("problem", "failing"))
     if wrong:
         return Verdict(
@@ -77,7 +76,7 @@ def _summary(run: RunFacts) -> list[Fact]:
         ("Latest", latest.name if latest else "none", minute(latest.saved) if latest else ""),
         ("Safe steps", f"{safe:,} of {total:,}", "validated, test-loaded, published"),
         ("With a problem", f"{wrong:,}", "listed below" if wrong else ""),
-        ("Not done yet", f"{open_:,}", ", ".join(pending[:4])),
+        *([("Not done yet", f"{open_:,}", ", ".join(pending[:4]))] if open_ else []),
         ("Stored by the job", human_bytes(run.source_bytes), plural(total, "step")),
         (
             "Published",
@@ -87,7 +86,7 @@ def _summary(run: RunFacts) -> list[Fact]:
         (
             "Saves",
             "unknown" if run.usual_interval is None else f"every {human_seconds(run.usual_interval)}",
-            "the median interval" if run.usual_interval is not None else "too few to tell",
+            "" if run.quiet is None else f"the last {human_age(run.quiet)} ago",
         ),
     ]
 

@@ -20,7 +20,7 @@ from flows.cli.lifecycle_views import problem_name
 from flows.cli.text import name
 from flows.report.problems import Problem, problems_of
 from flows.settings import LifecycleSettings, RunSettings
-from flows.status import RunStatus, StepStatus, run_status
+from flows.status import AlertStatus, RunStatus, StepStatus, run_status
 from tasks.ledger import (
     DONE,
     RECORD_LIMIT,
@@ -37,8 +37,6 @@ DETAILED = 120
 """Steps of a run, the newest, whose records are read."""
 LISTED = 500
 """Steps of a run, the newest, that are listed; those with a problem are listed anyway."""
-_LATE = 3.0
-"""A run is late when nothing was saved for so many of its usual intervals."""
 _FEWEST = 3
 """Intervals that there must be to call one of them usual."""
 
@@ -58,6 +56,8 @@ class Told:
 
     step: str
     problem: str
+    what: str
+    """One line, where the alert has one."""
     when: str
     state: str
 
@@ -90,12 +90,15 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """One run. ``late`` says since when nothing was saved although it is overdue; empty if all is well."""
+    """One run. ``source_bytes`` and ``counts`` are of all its steps."""
 
     name: str
     source: str
     error: str
-    late: str
+    troubles: tuple[Told, ...]
+    """What is wrong with the run as a whole, such as that it stopped saving."""
+    quiet: float | None
+    """Seconds since anything was saved."""
     usual_interval: float | None
     """Median seconds between two saves."""
     latest: StepFact | None
@@ -169,7 +172,10 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         name=name(status.run),
         source=name(status.source, 1000),
         error=name(error, 600) if error else "",
-        late=_late(times, intervals, usual, now),
+        troubles=tuple(
+            _told("", alert) for alert in getattr(status, "alerts", ()) if alert.problem != "recovered"
+        ),
+        quiet=now - max(times.values()) if times else None,
         usual_interval=usual,
         latest=latest,
         steps=tuple(steps),
@@ -177,12 +183,21 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         counts=counts,
         source_bytes=sum(step.bytes for step in status.steps),
         published_bytes=sum(step.published_bytes or 0 for step in steps),
-        alerts=tuple(
-            Told(name(step.step), name(problem_name(alert.problem)), alert.told, alert.state)
-            for step in reversed(status.steps)
-            for alert in step.alerts
-        )[:LISTED],
+        alerts=tuple(_told(step.step, alert) for step in reversed(status.steps) for alert in step.alerts)[
+            :LISTED
+        ],
         unknown=tuple(name(each) for each in status.unknown[:20]),
+    )
+
+
+def _told(step: str, alert: AlertStatus) -> Told:
+    title = getattr(alert, "title", "")
+    return Told(
+        step=name(step) if step else "",
+        problem=name(problem_name(alert.problem)),
+        what=name(title, 300) if title else "",
+        when=alert.told,
+        state=alert.state,
     )
 
 
@@ -312,13 +327,6 @@ def _median(values: Sequence[float]) -> float | None:
     if len(values) < _FEWEST:
         return None
     return sorted(values)[len(values) // 2]
-
-
-def _late(times: Mapping[str, float], intervals: Mapping[str, float], usual: float | None, now: float) -> str:
-    if usual is None or len(intervals) < _FEWEST or not times:
-        return ""
-    newest = max(times.values())
-    return _iso(newest) or "" if now - newest > _LATE * max(usual, 60.0) else ""
 
 
 def _iso(at: float | None) -> str | None:

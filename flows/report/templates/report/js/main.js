@@ -13,7 +13,11 @@ async function start() {
     if (key === undefined) continue;
     place.append(make("button", {
       type: "button",
-      onclick: () => { browser.choose(key); at("map").scrollIntoView({ block: "center" }); map.title.tabIndex = -1; map.title.focus({ preventScroll: true }); },
+      onclick: async () => {
+        await browser.choose(key);
+        map.title.tabIndex = -1;
+        map.title.focus();
+      },
     }, "Show on the map"));
   }
   if (contents.count) await browser.choose(most(contents));

@@ -24,7 +24,6 @@ from dcp.errors import ChangedError, EnvironmentFault, NotFoundError
 from dcp.findings import Finding, Report
 from dcp.storage import Store, join_url, open_store
 from tasks.aliases import AliasRecord, advance, aliases, current_alias, set_alias
-from tasks.export import artifacts_stand
 from tasks.ledger import StepKey, create_once, timestamp
 from tasks.manifest import MANIFEST, Artifact, Manifest, published_directory, read_manifest, tool_versions
 from tasks.outcomes import boundary
@@ -96,8 +95,7 @@ def publish_step(
     manifest = read_manifest(store)
     first = False
     if manifest is None:
-        if not artifacts_stand(store, artifacts):
-            raise EnvironmentFault(f"{store.url} does not hold the files that were exported to it")
+        _require_stored(store, artifacts)
         _require_equal(store, artifacts)
         require_unchanged(url, listing, options)
         manifest = Manifest(
@@ -140,6 +138,30 @@ def require_unchanged(url: str, listing: str, options: Mapping[str, Any]) -> Non
     if not unchanged:
         raise ChangedError(
             f"{url} was written again while it was being processed", code="files.newer-than-metadata"
+        )
+
+
+def _require_stored(store: Store, artifacts: Sequence[Artifact]) -> None:
+    """Every file must be there with the size, and where the store tells it the CRC-32C, that was sent."""
+    if not any(artifact.files for artifact in artifacts):
+        return
+    try:
+        found = {info.name: info for info in store.objects()}
+    except NotFoundError:
+        found = {}
+    for file in (file for artifact in artifacts for file in artifact.files):
+        info = found.get(file.name)
+        if info is None:
+            said = "it is not there"
+        elif info.size != file.size:
+            said = f"{info.size} bytes are stored, {file.size} were written"
+        elif info.crc32c not in (None, file.crc32c):
+            said = f"the CRC-32C of what is stored is {info.crc32c}, of what was written {file.crc32c}"
+        else:
+            continue
+        raise EnvironmentFault(
+            f"{store.url} does not hold the files that were exported to it: {file.name}: {said}; "
+            "delete it to have it made again"
         )
 
 

@@ -124,12 +124,24 @@ def test_a_source_that_is_gone_is_not_published(here: Lifecycle) -> None:
 def test_files_must_stand_where_they_were_exported(here: Lifecycle) -> None:
     listing, made = listing_of(here), [artifact(here)]
     here.published.replace(f"{DIRECTORY}/model.pt", b"weight")
-    with pytest.raises(EnvironmentFault, match="does not hold the files"):
+    with pytest.raises(EnvironmentFault, match=r"model\.pt: 6 bytes are stored, 7 were written"):
         publish(here, made, listing)
     here.published.remove(f"{DIRECTORY}/model.pt")
-    with pytest.raises(EnvironmentFault, match="does not hold the files"):
+    with pytest.raises(EnvironmentFault, match=r"does not hold the files .*: model\.pt: it is not there"):
         publish(here, made, listing)
     assert here.manifests() == []
+
+
+def test_what_the_store_says_of_a_file_is_held_against_what_was_sent(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    life = _life(anywhere("gs", request, tmp_path), tmp_path)
+    listing, made = listing_of(life), [artifact(life)]
+    life.published.replace(f"{DIRECTORY}/model.pt", b"Weights")
+    found = life.published.info(f"{DIRECTORY}/model.pt").crc32c
+    with pytest.raises(EnvironmentFault, match=rf"model\.pt: .* {found}, .* {made[0].files[0].crc32c}"):
+        publish(life, made, listing)
+    assert read_manifest(life.published.child(DIRECTORY)) is None
 
 
 def test_a_second_publisher_with_other_bytes_says_so(here: Lifecycle) -> None:

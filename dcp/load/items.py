@@ -8,24 +8,22 @@ beside it, and `view_of` turns the target so that both sides have the same shape
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
-from torch.distributed.checkpoint.planner_helpers import _create_chunk_list, create_read_items_for_chunk_list
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.utils import find_tensor_shard
 
 from dcp.boxes import Box, check_tiling, intersect
+from dcp.errors import CheckpointError
 from dcp.findings import Finding, finding
 from dcp.load.assembly import Assembly, Part
 from dcp.load.metadata import torch_chunk
 from dcp.load.regions import moved
+from dcp.load.shards import HeldRegion, shards_of
 
 _NOTHING = torch.Size((0,))
 
@@ -55,19 +53,22 @@ def object_item(key: str, source: str) -> ReadItem:
 def items_of(key: str, target: Any, assembly: Assembly, metadata: Metadata) -> TensorPlan:
     """The reads that fill this rank's shards of ``target``.
 
-    Regions that the checkpoint's chunks do not fill, or fill twice, are findings.
+    Regions that the checkpoint's chunks do not fill, or fill twice, are findings; so are shards whose memory
+    is not what torch says of them.
     """
     plan = TensorPlan()
-    for number, chunk in enumerate(_chunks(target)):
-        own = _box(chunk)
-        if not own.volume:
-            continue
-        index = MetadataIndex(key, chunk.offsets, number)
+    try:
+        held = shards_of(key, target)
+    except CheckpointError as error:
+        plan.findings.append(error.as_finding())
+        return plan
+    for shard in held:
+        own = shard.box
         written = [c.shifted(own.offsets) for f in assembly.fills if (c := intersect(f.box, own))]
         for part in assembly.parts:
             found = part.within(own)
             if found is not None:
-                written += _read(plan, index, part, own, *found, metadata)
+                written += _read(plan, shard, part, *found, metadata)
         tiling = check_tiling(own.sizes, written)
         for gap in tiling.gaps:
             message = f"{key}: no chunk of the checkpoint holds {moved(gap, own.offsets)}"
@@ -79,19 +80,19 @@ def items_of(key: str, target: Any, assembly: Assembly, metadata: Metadata) -> T
 
 
 def _read(
-    plan: TensorPlan, index: MetadataIndex, part: Part, own: Box, common: Box, saved: Box, metadata: Metadata
+    plan: TensorPlan, shard: HeldRegion, part: Part, common: Box, saved: Box, metadata: Metadata
 ) -> list[Box]:
-    """Add the reads of one part, and say which regions of the shard they write."""
+    """Add the reads of one part, and say which places of the shard's region they write."""
     held = metadata.state_dict_metadata[part.source]
     assert isinstance(held, TensorStorageMetadata)
-    inside = common.shifted(own.offsets).offsets
+    inside = common.shifted(shard.box.offsets).offsets
     written = []
     for read in create_read_items_for_chunk_list(part.source, held, [torch_chunk(saved)]):
         place = tuple(o + read.dest_offsets[part.order[d]] for d, o in enumerate(inside))
         item = ReadItem(
             type=LoadItemType.TENSOR,
-            dest_index=index,
-            dest_offsets=torch.Size(place),
+            dest_index=shard.index,
+            dest_offsets=torch.Size(map(add, place, shard.origin)),
             storage_index=read.storage_index,
             storage_offsets=read.storage_offsets,
             lengths=read.lengths,
@@ -114,27 +115,14 @@ def fill(target: Any, assembly: Assembly) -> None:
     """Write the constant regions of a tensor into this rank's shards."""
     if not assembly.fills:
         return
-    for number, chunk in enumerate(_chunks(target)):
-        own = _box(chunk)
-        shard = find_tensor_shard(target, MetadataIndex("", chunk.offsets, number)).detach()
+    for shard in shards_of("", target):
+        memory = find_tensor_shard(target, shard.index).detach()
         for each in assembly.fills:
-            common = intersect(each.box, own)
+            common = intersect(each.box, shard.box)
             if common is None:
                 continue
-            region = shard
-            local = common.shifted(own.offsets)
+            region = memory
+            local = moved(common.shifted(shard.box.offsets), shard.origin)
             for dim, (offset, size) in enumerate(zip(local.offsets, local.sizes, strict=True)):
                 region = region.narrow(dim, offset, size)
             region.fill_(each.value)
-
-
-def _chunks(target: Any) -> list[ChunkStorageMetadata]:
-    """This rank's shards; none where it is no part of the tensor's mesh."""
-    mesh = getattr(target, "device_mesh", None)
-    if mesh is not None and mesh.get_coordinate() is None:
-        return []
-    return list(_create_chunk_list(target))
-
-
-def _box(chunk: ChunkStorageMetadata) -> Box:
-    return Box(tuple(chunk.offsets), tuple(chunk.sizes))

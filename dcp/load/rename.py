@@ -7,11 +7,14 @@ have several components (``"model.layers" -> "decoder.blocks"``). Rules are appl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dcp.errors import UsageError
 from dcp.findings import Finding, finding
+
+_GROUP = re.compile(r"\\(\d|g<)")
 
 Rules = Mapping[str, str] | Sequence[tuple[str, str]]
 """Old to new names, each one or more components joined by dots."""
@@ -33,11 +36,25 @@ def pairs_of(rules: Rules | None) -> tuple[tuple[str, str], ...]:
     """The rules as pairs.
 
     Raises:
-        UsageError: a rule replaces nothing.
+        UsageError: a rule replaces nothing, is no pair of names, or has groups as in regular expressions.
     """
     pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules or ())
-    if any(not old for old, _ in pairs):
-        raise UsageError("a rename rule needs the old component's name, e.g. {'module': ''}")
+    for pair in pairs:
+        if len(pair) != 2 or isinstance(pair, str) or not all(isinstance(name, str) for name in pair):
+            raise UsageError(f"rename rule {pair!r} is no pair of names, such as ('net', 'model')")
+        old, new = pair
+        if not old:
+            raise UsageError("a rename rule needs the old component's name, e.g. {'module': ''}")
+        if "" in old.split(".") or (new and "" in new.split(".")):
+            raise UsageError(
+                f"rename rule {old!r} -> {new!r}: names are whole components, without a dot at either end, "
+                f"e.g. {old.strip('.')!r} -> {new.strip('.')!r}"
+            )
+        if _GROUP.search(new):
+            raise UsageError(
+                f"rename rule {old!r} -> {new!r}: the replacement is taken as it stands and knows no groups; "
+                "rules are plain names of path components, not regular expressions"
+            )
     return pairs
 
 

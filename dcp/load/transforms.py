@@ -125,7 +125,8 @@ def parse(transforms: Transforms | None) -> tuple[tuple[Pattern, tuple[Transform
     """The transforms in order.
 
     Raises:
-        UsageError: something is no transform, or a join does not stand first.
+        UsageError: something is no transform, a join does not stand first, or names have another number of
+            stars than their pattern.
     """
     parsed = []
     for text, given in (transforms or {}).items():
@@ -137,8 +138,18 @@ def parse(transforms: Transforms | None) -> tuple[tuple[Pattern, tuple[Transform
                 )
             if isinstance(step, Join) and number:
                 raise UsageError(f"transform {text!r}: join makes the tensor, so it must stand first")
+            for partner in _names(step):
+                # As many stars as the pattern has, or it cannot be said what each stands for.
+                partner.expand("*" * (text.count("*") + text.count("?")))
         parsed.append((Pattern(text), steps))
     return tuple(parsed)
+
+
+def _names(step: Transform) -> tuple[Pattern, ...]:
+    """The names that a split or a join speaks of."""
+    if isinstance(step, Split):
+        return step.into
+    return step.sources if isinstance(step, Join) else ()
 
 
 @dataclass(slots=True)
@@ -162,11 +173,7 @@ class Arrangement:
     idle: list[str] = field(default_factory=list)
 
     def apply(self, transforms: Sequence[tuple[Pattern, Sequence[Transform]]]) -> None:
-        """Do all of it, in order.
-
-        Raises:
-            UsageError: names that do not have as many stars as their pattern.
-        """
+        """Do all of it, in order."""
         for pattern, steps in transforms:
             joins = bool(steps) and isinstance(steps[0], Join)
             met = list(self._matches(pattern, self.wanted if joins else self.tensors))
@@ -198,11 +205,7 @@ class Arrangement:
             current = following
 
     def _partners(self, stars: tuple[str, ...], step: Transform) -> list[str]:
-        if isinstance(step, Split):
-            return [pattern.expand(stars) for pattern in step.into]
-        if isinstance(step, Join):
-            return [pattern.expand(stars) for pattern in step.sources]
-        return []
+        return [pattern.expand(stars) for pattern in _names(step)]
 
     def _step(self, name: str, stars: tuple[str, ...], step: Transform) -> list[str]:
         """Do one thing to one tensor; the names that are then to be gone on with."""

@@ -77,6 +77,10 @@ def test_fsdp2_on_two_ranks_loads_elsewhere(
     check(fsdp2_checkpoint, ranks, tp, kind)
 
 
+def test_two_dimensions_load_as_two(fsdp2_checkpoint: SavedCheckpoint) -> None:
+    check(fsdp2_checkpoint, 4, 2, "bucket")
+
+
 def test_two_dimensions_load_as_one(tmp_path: Path) -> None:
     check(make_checkpoint(tmp_path / "step", ranks=4, tp=2), 2, 1, "bucket")
 
@@ -153,6 +157,61 @@ def test_transforms_fill_shards_and_read_no_more_than_they_need(tmp_path: Path, 
         # Only the columns of k are read with what lies between them, by each of the ranks.
         needed = sum(value.nbytes for value in saved.values()) + 2 * saved["qk"][700:].nbytes
         assert needed <= sum(read for _, read, _ in results) <= needed * 1.02
+
+
+def strided_on_a_rank(path: str, kind: str) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Load shards of several runs of rows; then one whose memory is not what its placements say."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint import load
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def held(rows: int) -> Any:
+        return DTensor.from_local(
+            torch.full((rows, 3), -1.0),
+            mesh,
+            [_StridedShard(0, split_factor=2)],
+            run_check=False,
+            shape=torch.Size((7, 3)),
+            stride=(3, 1),
+        )
+
+    state: dict[str, Any] = {"w": held(4 if dist.get_rank() == 0 else 3)}
+    load(state, storage_reader=reader_of(kind, path), planner=dcp.StrictLoadPlanner(skip=["v"]))
+    padded = dcp.StrictLoadPlanner(transform={"v": dcp.pad(0, 7, 9.0)}, rename={"w": "x"}, skip=["x"])
+    more: dict[str, Any] = {"v": held(4 if dist.get_rank() == 0 else 3)}
+    load(more, storage_reader=reader_of(kind, path), planner=padded)
+    local = {"w": state["w"].to_local(), "v": more["v"].to_local()}
+    wrong = {
+        "w": held(5 if dist.get_rank() == 0 else 2),
+        "v": DTensor.from_local(torch.zeros(3, 3), mesh, [Shard(0)], shape=torch.Size((6, 3)), stride=(3, 1)),
+    }
+    try:
+        load(wrong, storage_reader=reader_of(kind, path), planner=dcp.StrictLoadPlanner())
+    except CheckpointException as error:
+        [(cause, _)] = error.failures.values()
+        assert isinstance(cause, dcp.errors.StateMismatchError)
+        return local, [f"{found.code} {found.message}" for found in cause.findings]
+    raise AssertionError("it was not refused")
+
+
+@pytest.mark.parametrize("kind", ["bucket", "torch"])
+def test_strided_shards_get_their_own_rows_or_are_refused(tmp_path: Path, kind: str) -> None:
+    saved = {"w": torch.arange(21.0).reshape(7, 3), "v": torch.arange(18.0).reshape(6, 3)}
+    path = str(save(saved, tmp_path / "step"))
+    padded = torch.cat([saved["v"], torch.full((1, 3), 9.0)])
+    rows = ([0, 1, 4, 5], [2, 3, 6])
+    for (local, told), mine in zip(run_ranks(strided_on_a_rank, 2, path, kind), rows, strict=True):
+        assert same_bits(local["w"], saved["w"][mine])
+        assert same_bits(local["v"], padded[mine])
+        assert [line.startswith("keys.shape") and "w: the shard in memory is" in line for line in told] == [
+            True,
+            True,
+        ]
 
 
 def refused_on_a_rank(path: str) -> tuple[list[tuple[Any, ...]], int, list[int]]:

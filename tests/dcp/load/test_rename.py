@@ -1,9 +1,12 @@
 """Rename rules and patterns: whole components, every place, nothing in silence."""
 
+from typing import Any
+
 import pytest
 
 from dcp.errors import UsageError
 from dcp.load.patterns import Pattern
+from dcp.load.planners import StrictLoadPlanner
 from dcp.load.rename import pairs_of, rename
 
 
@@ -36,6 +39,24 @@ def test_rules_that_meet_nothing_are_told() -> None:
 def test_a_rule_without_an_old_name_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="old component"):
         pairs_of({"": "x"})
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"net": r"\9"}, "knows no groups"),
+        ({"net": r"a.\g<1>"}, "knows no groups"),
+        ({"net.": "model."}, "whole components, without a dot at either end, e.g. 'net' -> 'model'"),
+        ({"net": ".model"}, "whole components"),
+        ({"a..b": "c"}, "whole components"),
+        ([("net",)], "is no pair of names"),
+        (["ab"], "is no pair of names"),
+        ([("a", 1)], "is no pair of names"),
+    ],
+)
+def test_a_rule_that_is_none_is_refused_when_it_is_made(rules: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        StrictLoadPlanner(rename=rules)
 
 
 def test_stars_are_remembered() -> None:

@@ -141,7 +141,9 @@ def test_transforms_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="is none"):
         parse({"a": torch.float32})  # type: ignore[dict-item]
     with pytest.raises(UsageError, match="stars"):
-        arranged({"a.w": (2,)}, {}, {"*.w": split(0, ["x", "y"], sizes=[1, 1])})
+        parse({"*.w": split(0, ["x", "y"], sizes=[1, 1])})
+    with pytest.raises(UsageError, match="stars"):
+        parse({"*.qk": join(0, ["*.q", "*.*"])})
     assert arranged({}, {}, {"nothing": cast(torch.bfloat16)}).idle == ["nothing"]
     with pytest.raises(CheckpointError):
         Assembly.joined(0, [Assembly.of("a", (2,), "int8"), Assembly.of("b", (2,), "int16")])

@@ -13,6 +13,8 @@ from pydantic import ByteSize, Field, field_validator
 
 from flows.sections import Seconds, Section
 
+LOCAL_DASK = "local"
+
 _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 
 
@@ -52,8 +54,25 @@ class DeploySettings(Section):
     """Seconds after which an export that no worker has begun counts as failed."""
     export_timeout: Seconds = 21_600.0
     """Seconds that a begun export may take before it is cancelled."""
+    shards_at_once: Annotated[int, Field(ge=1, le=256)] = 1
+    """Shards of one safetensors export that are written at the same time, each within the memory budget."""
+    dask: str = ""
+    """Where shards are written: the address of a Dask scheduler, or ``local`` for processes of the export's
+    own; threads if empty."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 4200
     """Port on loopback of the server that `make deploy-local` starts."""
+
+    @property
+    def shards_here(self) -> int:
+        """Shards that one machine writes at the same time."""
+        return self.shards_at_once if self.dask in ("", LOCAL_DASK) else 1
+
+    @field_validator("dask")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value not in ("", LOCAL_DASK) and "://" not in value:
+            raise ValueError("should be an address such as tcp://scheduler:8786, or local")
+        return value
 
     @field_validator("pools")
     @classmethod

@@ -22,6 +22,7 @@ from flows.deploy_settings import PoolSettings
 from flows.flow_runs import Waited, own_pool, start_run, state_text, wait_for
 from flows.pools import smallest_pool
 from flows.settings import LifecycleSettings, RunSettings
+from flows.sharding import shard_mapper
 from tasks.export import ExportRequest, StepExport, artifacts_stand, export_step
 from tasks.export_plan import StepNeed, measured_rates, plan_step
 from tasks.handover import artifacts_of, raise_failure
@@ -84,6 +85,7 @@ class ExportElsewhere:
             publish_options=run.publish_options,
             rates=measured_rates(self.ledger),
         )
+        need.memory *= self.settings.shards_here
         pool, memory = smallest_pool(self.settings.pools, need, overhead=self.settings.overhead)
         if pool.name == own_pool():
             # This very run may take as much; waiting here for another slot could wait for itself.
@@ -95,6 +97,7 @@ class ExportElsewhere:
                 requests=requests,
                 options=run.options,
                 publish_options=run.publish_options,
+                mapped=shard_mapper(self.settings),
             )
         asked = repr((pool.name, memory, list(parts), [asdict(request) for request in requests]))
         token = f"{attempt}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"

@@ -14,6 +14,7 @@ from prefect.logging import get_run_logger
 from dcp.storage import join_url
 from flows.elsewhere import directory_of, requests_of
 from flows.settings import DEFAULT_FILE, load_settings
+from flows.sharding import shard_mapper
 from tasks.export import export_step
 from tasks.handover import hand_over_failure, hand_over_success
 from tasks.ledger import Ledger, StepKey
@@ -53,6 +54,7 @@ def export_one_step(
             requests=requests_of(chosen),
             options=chosen.options,
             publish_options=chosen.publish_options,
+            mapped=shard_mapper(settings.deploy),
         )
     # Whatever it is, the parent must learn of it.
     except Exception as error:

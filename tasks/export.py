@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dcp.errors import NotFoundError, NotLoadableError, UsageError
 from dcp.exporting.report import CastDtype
@@ -18,6 +18,9 @@ from dcp.findings import Report, errors_of
 from dcp.storage import Store, join_url
 from tasks.manifest import Artifact, PublishedFile, PublishedTensor
 from tasks.outcomes import boundary
+
+if TYPE_CHECKING:
+    from tasks.export_shards import MapShards
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -72,6 +75,7 @@ def export_step(
     options: Mapping[str, Any],
     publish_options: Mapping[str, Any],
     progress: Progress | None = None,
+    mapped: MapShards | None = None,
 ) -> StepExport:
     """Export a step.
 
@@ -83,6 +87,7 @@ def export_step(
         options: fsspec options of the source.
         publish_options: fsspec options of the destination.
         progress: told about bytes.
+        mapped: has the shards of safetensors written, for which nothing is told of progress.
 
     Raises:
         UsageError: a request names a part that the step does not have, or cannot be met.
@@ -90,20 +95,29 @@ def export_step(
         EnvironmentFault: storage, memory or disk failed; nothing half-written is visible.
     """
     from dcp.exporting import export
+    from dcp.exporting.safetensors_layout import SUFFIX
+    from tasks.export_shards import export_in_shards
 
     artifacts: list[Artifact] = []
     for request in requests:
         for part in parts_of(request, parts):
             name = f"{part}/{request.name}" if part else request.name
-            report = export(
-                join_url(url, part) if part else url,
-                join_url(destination, name),
-                progress=progress,
-                dest_options=dict(publish_options),
-                sha256=True,
-                **request.arguments(),
-                **options,
-            )
+            source = join_url(url, part) if part else url
+            dest = join_url(destination, name)
+            arguments = {**request.arguments(), "sha256": True}
+            if mapped is not None and request.format == "safetensors" and not name.endswith(SUFFIX):
+                report = export_in_shards(
+                    source, dest, arguments, mapped, options=options, dest_options=publish_options
+                )
+            else:
+                report = export(
+                    source,
+                    dest,
+                    progress=progress,
+                    dest_options=dict(publish_options),
+                    **arguments,
+                    **options,
+                )
             if not report.ok:
                 errors = list(errors_of(report.findings))
                 raise NotLoadableError(f"{url} cannot be exported as {name}", errors)

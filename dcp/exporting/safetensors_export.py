@@ -130,9 +130,9 @@ class SafetensorsExport:
         directory = self.shards[0].name.rpartition("/")[0]
         index = index_of(self.shards, self._metadata)
         if directory:
-            _require_directory(store, directory)
+            require_directory(store, directory)
             store.child(directory).sweep()
-        standing = bool(directory) and _holds(store, f"{directory}/{INDEX}", index)
+        standing = bool(directory) and holds_exactly(store, f"{directory}/{INDEX}", index)
         try:
             self._write_shards(
                 store, f"{directory}/{INDEX}" if directory else "", standing, finished, progress
@@ -144,10 +144,21 @@ class SafetensorsExport:
         except BaseException:
             # Where an equal export stood before, its files are equal too and stay.
             for name in self._visible if not standing else ():
-                _discard(store, name)
+                discard(store, name)
             raise
         if directory:
-            _remove_others(store.child(directory), {shard.name.rpartition("/")[2] for shard in self.shards})
+            remove_others(store.child(directory), {shard.name.rpartition("/")[2] for shard in self.shards})
+
+    def write_alone(self, store: Store, *, finished: Callable[[], None]) -> None:
+        """Write the shards and no index, which is left to whoever knows that all others stand too."""
+        try:
+            self._write_shards(store, "", False, finished, None)
+            for shard in self.shards:
+                self._check(store, shard)
+        except BaseException:
+            for name in self._visible:
+                discard(store, name)
+            raise
 
     def _write_shards(
         self,
@@ -235,14 +246,14 @@ class SafetensorsExport:
             return all(pool.map(stands, stored))
 
 
-def _require_directory(store: Store, directory: str) -> None:
+def require_directory(store: Store, directory: str) -> None:
     if store.exists(directory):
         raise UsageError(
             f"{store.url}/{directory} is a file; safetensors output is a directory, or a file NAME{SUFFIX}"
         )
 
 
-def _holds(store: Store, name: str, data: bytes) -> bool:
+def holds_exactly(store: Store, name: str, data: bytes) -> bool:
     """Whether the object stands and is exactly ``data``."""
     try:
         return store.info(name).size == len(data) and store.read(name, len(data)) == data
@@ -250,13 +261,13 @@ def _holds(store: Store, name: str, data: bytes) -> bool:
         return False
 
 
-def _discard(store: Store, name: str) -> None:
+def discard(store: Store, name: str) -> None:
     """Remove a file of a failed export; the failure itself is what matters."""
     with suppress(StorageError):
         store.remove(name)
 
 
-def _remove_others(store: Store, names: Iterable[str]) -> None:
+def remove_others(store: Store, names: Iterable[str]) -> None:
     """Remove the shards that an earlier export left beside these: no index names them any more."""
     for info in store.objects():
         if _SHARD.fullmatch(info.name) and info.name not in names:

@@ -236,7 +236,8 @@ def _manifests(place: Place) -> list[str]:
 
 
 def _runs(api: str) -> list[dict[str, Any]]:
-    body = {"limit": 100, "sort": "START_TIME_DESC"}
+    """Runs that have to do with a step."""
+    body = {"flow_runs": {"name": {"like_": "demo-"}}, "limit": 200}
     found: list[dict[str, Any]] = Server(api).ask("POST", "flow_runs/filter", body)
     return found
 

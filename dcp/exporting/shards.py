@@ -1,0 +1,248 @@
+"""A safetensors export as units that any number of workers can do, in any order, and do again.
+
+`plan_shards` says how many shards there will be, from the index alone. `write_shard` writes one of them: it
+needs nothing but its number, and writing it again gives the same bytes. `finish_shards` writes the index that
+makes them an export. `dcp.exporting.export` does all of it in one process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from dcp.checkpoint import Checkpoint, changes
+from dcp.errors import ChangedError, UsageError
+from dcp.exporting import machine
+from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of
+from dcp.exporting.report import (
+    CastDtype,
+    ExportedFile,
+    ExportedTensor,
+    ExportReport,
+    PlannedFile,
+)
+from dcp.exporting.safetensors_export import (
+    SafetensorsExport,
+    discard,
+    holds_exactly,
+    lay_out,
+    metadata_of,
+    remove_others,
+    require_directory,
+)
+from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, SUFFIX, Shard, index_of
+from dcp.exporting.selection import Selected
+from dcp.exporting.sink import ChecksumSink, HashingSink
+from dcp.exporting.ties import ties
+from dcp.findings import Finding, Report
+from dcp.index import TensorEntry
+from dcp.storage import Store, normalise_url, open_parent
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedExport:
+    """What is exported; the fields are the arguments of `dcp.exporting.export`. ``dest`` is a directory."""
+
+    url: str
+    dest: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    rename: tuple[str, ...] = ()
+    strip_prefix: str | None = None
+    dtype: CastDtype | None = None
+    tie: bool = False
+    max_shard_size: int = MAX_SHARD_SIZE
+    memory_budget: int = MEMORY_BUDGET
+    """Bytes that writing one shard may use."""
+    sha256: bool = False
+    options: Mapping[str, Any] | None = None
+    dest_options: Mapping[str, Any] | None = None
+
+
+class ShardPlan(Report):
+    """The shards of an export. ``fingerprint`` is that of the checkpoint they are made from."""
+
+    checkpoint: str
+    fingerprint: str
+    shards: list[PlannedFile]
+    tied: dict[str, str] = Field(default_factory=dict)
+    """Keys of tensors that repeat another one and are left out, with the key of that one."""
+    findings: list[Finding]
+
+
+class WrittenShard(Report):
+    """One shard that stands."""
+
+    number: int
+    """From 0."""
+    file: ExportedFile
+    tensors: dict[str, ExportedTensor]
+    bytes_read: int
+    peak_memory: int
+
+
+def plan_shards(export: ShardedExport) -> ShardPlan:
+    """How the export is cut up. Nothing is written; with ``tie`` tensors that may be equal are read.
+
+    Raises:
+        UsageError: ``dest`` names a single file, or as `dcp.exporting.export`.
+        NotLoadableError, ResourceError, StorageError: as `dcp.exporting.export`.
+    """
+    checkpoint, chosen, warnings = _chosen(export)
+    threads, band_bytes, _ = memory_of(
+        checkpoint, chosen, export.memory_budget, export.dtype, export.tie, export.dest
+    )
+    tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
+    tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if export.tie else {}
+    shards, left_out = _shards(export, checkpoint, chosen, tied)
+    return ShardPlan(
+        checkpoint=checkpoint.url,
+        fingerprint=checkpoint.fingerprint,
+        shards=[PlannedFile(name=shard.name, bytes=shard.size, exact=True) for shard in shards],
+        tied=dict(tied),
+        findings=[*warnings, *left_out],
+    )
+
+
+def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenShard:
+    """Write the shard of this number, from 0. An older export's index that would take it for its own goes.
+
+    Raises:
+        ChangedError: the checkpoint is not the planned one any more.
+        CheckpointError, ResourceError, StorageError: as `dcp.exporting.export`; the shard is not there.
+    """
+    checkpoint, chosen, _ = _chosen(export)
+    _require_planned(checkpoint, plan)
+    shards, _ = _shards(export, checkpoint, chosen, plan.tied)
+    threads, band_bytes, memory = memory_of(
+        checkpoint, chosen, export.memory_budget, export.dtype, False, export.dest
+    )
+    shard = shards[number]
+    machine.require_room(memory, shard.size, normalise_url(export.dest))
+    store, name = _place(export)
+    require_directory(store, name)
+    if not holds_exactly(store, f"{name}/{INDEX}", index_of(shards, metadata_of(checkpoint))):
+        store.remove(f"{name}/{INDEX}")
+    writer = SafetensorsExport(
+        checkpoint, [shard], band_bytes=band_bytes, threads=threads, sink_type=_sink(export)
+    )
+    writer.write_alone(store, finished=lambda: _require_unchanged(checkpoint))
+    return WrittenShard(
+        number=number,
+        file=writer.files[0],
+        tensors=writer.tensors,
+        bytes_read=writer.pump.bytes_read,
+        peak_memory=machine.peak_memory(),
+    )
+
+
+def finish_shards(
+    export: ShardedExport, plan: ShardPlan, written: Sequence[WrittenShard], *, started: float
+) -> ExportReport:
+    """Write the index over shards that all stand, and remove what an earlier export left beside them.
+
+    Args:
+        export, plan: as of the shards.
+        written: every shard.
+        started: when the export began, by `time.perf_counter`.
+
+    Raises:
+        ChangedError: the checkpoint changed since; the shards are removed.
+        UsageError: a shard is missing.
+        StorageError: storage failed.
+    """
+    if sorted(shard.number for shard in written) != list(range(len(plan.shards))):
+        raise UsageError(f"{len(written)} of {len(plan.shards)} shards of {export.dest} are written")
+    checkpoint, chosen, _ = _chosen(export)
+    store, name = _place(export)
+    try:
+        _require_planned(checkpoint, plan)
+    except ChangedError:
+        discard_shards(export, plan)
+        raise
+    shards, _ = _shards(export, checkpoint, chosen, plan.tied)
+    with store.writer(f"{name}/{INDEX}") as target, _sink(export)(target) as sink:
+        sink.write(index_of(shards, metadata_of(checkpoint)))
+    store.child(name).sweep()
+    remove_others(store.child(name), {shard.name.rpartition("/")[2] for shard in shards})
+    order = sorted(written, key=lambda shard: shard.number)
+    files = [*(shard.file for shard in order), sink.written_as(f"{name}/{INDEX}")]
+    names = {item.entry.key: item.key for item in chosen}
+    return ExportReport(
+        checkpoint=checkpoint.url,
+        fingerprint=checkpoint.fingerprint,
+        dest=normalise_url(export.dest),
+        format="safetensors",
+        dtype=export.dtype,
+        tied={names[key]: names[kept] for key, kept in plan.tied.items()},
+        ok=True,
+        files=files,
+        tensors={key: tensor for shard in order for key, tensor in shard.tensors.items()},
+        bytes_read=sum(shard.bytes_read for shard in order),
+        bytes_written=sum(file.size for file in files),
+        seconds=round(time.perf_counter() - started, 3),
+        peak_memory=max(machine.peak_memory(), *(shard.peak_memory for shard in order)),
+        findings=plan.findings,
+    )
+
+
+def discard_shards(export: ShardedExport, plan: ShardPlan) -> None:
+    """Remove the shards of an export that failed; no index names them."""
+    store, _ = _place(export)
+    for shard in plan.shards:
+        discard(store, shard.name)
+
+
+def _chosen(export: ShardedExport) -> tuple[Checkpoint, list[Selected], list[Finding]]:
+    if export.dest.endswith(SUFFIX):
+        raise UsageError(f"{export.dest} is one file, which is one shard; name a directory")
+    return choose(
+        export.url,
+        export.dest,
+        "safetensors",
+        export.include,
+        export.exclude,
+        export.rename,
+        export.strip_prefix,
+        dict(export.options or {}),
+    )
+
+
+def _shards(
+    export: ShardedExport, checkpoint: Checkpoint, chosen: Sequence[Selected], tied: Mapping[str, str]
+) -> tuple[list[Shard], list[Finding]]:
+    name = _place(export)[1]
+    return lay_out(
+        checkpoint,
+        chosen,
+        name=name,
+        max_shard_size=export.max_shard_size,
+        dtype=export.dtype,
+        tied=tied,
+    )
+
+
+def _place(export: ShardedExport) -> tuple[Store, str]:
+    options = export.options if export.dest_options is None else export.dest_options
+    return open_parent(export.dest, **dict(options or {}))
+
+
+def _sink(export: ShardedExport) -> type[ChecksumSink]:
+    return HashingSink if export.sha256 else ChecksumSink
+
+
+def _require_planned(checkpoint: Checkpoint, plan: ShardPlan) -> None:
+    if checkpoint.fingerprint != plan.fingerprint:
+        raise ChangedError(
+            f"{checkpoint.url} changed while it was exported; nothing was published of it",
+            code="files.newer-than-metadata",
+        )
+
+
+def _require_unchanged(checkpoint: Checkpoint) -> None:
+    for found in changes(checkpoint):
+        raise ChangedError(f"{checkpoint.url}: {found.message}", code=found.code, file=found.file)

@@ -11,7 +11,6 @@ import os
 from typing import Any
 
 from dcp.errors import UsageError
-from dcp.storage import gcs
 from dcp.storage.faults import calling
 from dcp.storage.local import LocalStore
 from dcp.storage.remote import MemoryStore, RemoteStore
@@ -41,6 +40,8 @@ def open_store(url: str, **options: Any) -> Store:
     if protocol == "file":
         return LocalStore(url, options)
     if protocol in ("gs", "gcs"):
+        from dcp.storage import gcs  # an HTTP client, which local paths need not wait for
+
         if gcs.understands(options):
             return calling(url, gcs.GcsStore, url, options)
         if os.environ.get("STORAGE_EMULATOR_HOST"):

@@ -154,6 +154,7 @@ def _directory(found: RunSurvey, step: FoundStep, leads: Mapping[str, AliasRecor
         bytes=step.bytes,
         files=len(step.survey.objects),
         committed=committed_at(step.survey),
+        good=step.progress == "committed" and {"validated", "published"} <= stages,
         guarded=_guard(found, step, key, stages, leads),
         trashed=trashed,
         deleting=deleting,

@@ -46,6 +46,8 @@ class Directory:
     bytes: int
     files: int
     committed: float | None
+    good: bool = False
+    """Known to be whole and published; only such steps count for policies."""
     guarded: str = ""
     """Why it must not be touched, whatever a policy says; empty if it may be."""
     trashed: float | None = None
@@ -170,10 +172,10 @@ def plan_retirement(
         trash: seconds between decision and deletion.
         delete: whether anything may be deleted.
     """
-    free = [directory for directory in directories if not directory.guarded and not directory.deleting]
-    kept = dict(policy.keeps(free, now))
-    if free:
-        newest = max(free, key=lambda step: (step.number or 0, step.name))
+    good = [directory for directory in directories if directory.good and not directory.deleting]
+    kept = dict(policy.keeps(good, now))
+    if good:
+        newest = max(good, key=lambda step: (step.number or 0, step.name))
         kept.setdefault(newest.name, "the newest good step")
     decisions = []
     for directory in directories:
@@ -199,6 +201,8 @@ def _decide(
         return ("delete", "its deletion was begun") if delete else ("keep", "its deletion was switched off")
     if directory.guarded or kept is not None:
         return "keep", directory.guarded or str(kept)
+    if not directory.good:
+        return "keep", "it is not known to be good"
     if directory.trashed is None:
         return "trash", "nothing keeps it"
     left = directory.trashed + trash - now

@@ -94,7 +94,7 @@ class RemoteStore(Store):
             (entry[k] for k in ("mtime", "LastModified", "modified", "created") if entry.get(k)), None
         )
         stamp = written.timestamp() if isinstance(written, datetime) else written
-        identity = entry.get("generation") or entry.get("ETag") or entry.get("etag") or written
+        identity = entry.get("generation") or entry.get("ETag") or entry.get("etag") or stamp
         return ObjectInfo(name, int(entry["size"]), stamp, str(identity))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:

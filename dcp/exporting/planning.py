@@ -6,6 +6,7 @@ holds objects, since its pickle begins with them, and which tensors are tied.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, get_args
@@ -217,12 +218,17 @@ def choose(
     )
     require_fitting(dest, format)
     checkpoint = open_checkpoint(url, **options)
-    if (normalise_url(dest) + "/").startswith(checkpoint.url + "/"):
+    if f"{_real(normalise_url(dest))}/".startswith(f"{_real(checkpoint.url)}/"):
         raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
     chosen = select(checkpoint.index, selection)
     if format == "torch":
         require_savable(chosen)
     return checkpoint, chosen, _require_whole(checkpoint, chosen)
+
+
+def _real(url: str) -> str:
+    """A local path without links; any other URL as it is."""
+    return url if "://" in url else os.path.realpath(url)
 
 
 def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[Finding]:

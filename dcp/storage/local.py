@@ -140,6 +140,9 @@ class LocalStore(Store):
         path = self._path(name)
         if path.is_dir():
             raise UsageError(f"{path} is a directory; name a file")
+        if path.exists() and not path.is_file():
+            # The rename at the end would put a plain file in the place of a device.
+            raise UsageError(f"{path} is a device or a pipe; name a file")
         sweep(path.parent, path.name)
         try:
             with partial_file(path) as (temporary, file):

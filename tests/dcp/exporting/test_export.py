@@ -267,10 +267,18 @@ def test_selections_that_make_no_sense(
 
 def test_destinations_that_make_no_sense(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
     step = golden_copy("torch_tied")
-    for dest in (step / "out.pt", tmp_path, step):
+    (tmp_path / "link").symlink_to(step)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to(tmp_path / "pipe")
+    inside = (step / "out.pt", step, tmp_path / "link" / "out.pt", tmp_path / "link")
+    for dest in (*inside, tmp_path, tmp_path / "pipe", tmp_path / "to_pipe"):
         with pytest.raises(UsageError):
             export(str(step), str(dest))
+    with pytest.raises(UsageError, match="lies inside"):
+        export(str(tmp_path / "link"), str(step / "x.pt"))
     assert sorted(p.name for p in step.iterdir()) == [".metadata", "__0_0.distcp"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "to_pipe").is_symlink()
 
 
 def test_plan_tells_what_the_export_takes(golden: Callable[[str], Path], tmp_path: Path) -> None:

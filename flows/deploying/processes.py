@@ -81,8 +81,8 @@ class Daemons:
             if _process(mark) is not None:
                 ended.append(name)
                 groups.add(mark.pid)
-            elif _members(mark.pid, mark.started):
-                # The leader died and left what it had started.
+            elif not _recycled(mark) and _members(mark.pid, mark.started):
+                # The leader died and left what it had started; while that lives nobody is given its pid.
                 groups.add(mark.pid)
         deadline = time.monotonic() + PATIENCE
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -112,6 +112,14 @@ def _process(mark: Mark) -> psutil.Process | None:
     except psutil.NoSuchProcess:
         return None
     return process if same else None
+
+
+def _recycled(mark: Mark) -> bool:
+    """Whether the pid is another process's by now."""
+    try:
+        return abs(psutil.Process(mark.pid).create_time() - mark.started) >= 1.0
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _members(group: int, since: float) -> bool:

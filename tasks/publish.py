@@ -166,16 +166,26 @@ def _require_stored(store: Store, artifacts: Sequence[Artifact]) -> None:
 
 
 def _require_equal(store: Store, artifacts: Sequence[Artifact]) -> None:
-    """Every tensor as it stands in the finished files must be the checkpoint's: that is what published means.
+    """What the finished files hold must be the checkpoint's tensors: that is what published means.
 
-    Files of safetensors were read again when they were written.
+    The bytes were digested on their way, so a store's own checksum of a file proves it. Where a store keeps
+    none, as a disk, the tensors are digested again from the files.
     """
     for artifact in artifacts:
-        for wrong in wrong_tensors(store, artifact) if artifact.format == "torch" else ():
-            raise EnvironmentFault(
-                f"{store.url}/{artifact.name} does not hold what was exported to it: {wrong.name}: "
-                f"{wrong.message}; suspect the store or disk, and delete it to have it made again"
-            )
+        kept = [(store.info(file.name).crc32c, file) for file in artifact.files]
+        for checksum, file in kept:
+            if checksum not in (None, file.crc32c):
+                raise _unequal(store, file.name, f"its CRC-32C is {checksum}, expected {file.crc32c}")
+        if any(checksum is None for checksum, _ in kept):
+            for wrong in wrong_tensors(store, artifact):
+                raise _unequal(store, artifact.name, f"{wrong.name}: {wrong.message}")
+
+
+def _unequal(store: Store, name: str, why: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{store.url}/{name} does not hold what was exported to it: {why}; suspect the store or disk, "
+        f"and delete it to have it made again"
+    )
 
 
 def _standing(store: Store) -> Manifest:

@@ -166,28 +166,32 @@ def test_nothing_to_export_is_published_as_a_verdict(here: Lifecycle) -> None:
     assert (report.files, verify(report.url).ok) == (0, True)
 
 
-@pytest.mark.parametrize("damage", ["flipped", "another"])
-def test_what_does_not_hold_the_checkpoints_tensors_is_not_published(here: Lifecycle, damage: str) -> None:
+@pytest.mark.parametrize("kind", ["local", "gs"])
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("damage", ["flipped", "renamed"])
+def test_what_does_not_hold_the_checkpoints_tensors_is_not_published(
+    kind: str, name: str, damage: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """Not even where its size is right, and whatever its manifest would have said."""
-    directory = f"{here.published.url}/{DIRECTORY}"
-    request = [ExportRequest(name="model.pt")]
+    life = _life(anywhere(kind, request, tmp_path), tmp_path)
+    store = life.published.child(DIRECTORY)
+    wanted = ExportRequest(name=name, format="torch" if name.endswith(".pt") else "safetensors")
     exported = export_step(
-        f"{here.source.url}/step_7", directory, parts=(), requests=request, options={}, publish_options={}
+        f"{life.source.url}/step_7", store.url, parts=(), requests=[wanted], options={}, publish_options={}
     )
-    file = Path(directory) / "model.pt"
-    good = file.read_bytes()
+    good = store.read(name, 1 << 30)
     if damage == "flipped":
-        largest = max((data for data in torch_contents(good)), key=len)
+        largest = max(torch_contents(good), key=len) if name.endswith(".pt") else good[-100:]
         at = good.index(largest) + len(largest) // 2
-        file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+        store.replace(name, good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
     else:
-        file.write_bytes(good.replace(b"data.pkl", b"data.pkx"))
-    with pytest.raises(EnvironmentFault, match=r"model\.pt does not hold what was exported to it: .*: "):
-        publish(here, exported.artifacts, listing_of(here))
-    assert read_manifest(here.published.child(DIRECTORY)) is None
-    file.write_bytes(good)
-    assert publish(here, exported.artifacts, listing_of(here)).first
-    assert verify(directory, deep=True).ok
+        store.replace(name, good.replace(b"weight", b"weighs"))
+    with pytest.raises(EnvironmentFault, match=r"model\.\w+ does not hold what was exported to it: .*: |CRC"):
+        publish(life, exported.artifacts, listing_of(life))
+    assert read_manifest(store) is None
+    store.replace(name, good)
+    assert publish(life, exported.artifacts, listing_of(life)).first
+    assert verify(store.url, deep=True).ok
 
 
 def torch_contents(data: bytes) -> list[bytes]:

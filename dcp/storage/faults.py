@@ -114,8 +114,15 @@ def retrying(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) -
 
 
 def _may_pass(error: BaseException) -> bool:
-    status = status_of(error.__cause__) if error.__cause__ is not None else None
-    return isinstance(error, UnreachableError) and (status is None or status in _PASSING or status >= 500)
+    if not isinstance(error, UnreachableError):
+        return False
+    cause = error.__cause__
+    while cause is not None:
+        status = status_of(cause)
+        if status is not None:
+            return status in _PASSING or status >= 500
+        cause = cause.__cause__
+    return True
 
 
 def _is_enough(retry_state: RetryCallState) -> bool:

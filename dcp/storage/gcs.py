@@ -21,12 +21,13 @@ from dcp.errors import (
     AlreadyExistsError,
     DamagedUploadError,
     NotFoundError,
+    StorageError,
     UnreachableError,
     UsageError,
 )
 from dcp.storage.crc32c import crc32c, from_text, joined, to_text
 from dcp.storage.faults import retrying, translate
-from dcp.storage.http import HttpClient
+from dcp.storage.http import TIMEOUT, HttpClient
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
 from dcp.storage.uploads import Pieces, Upload, is_abandoned, is_partial, require_same, uploading
 
@@ -241,7 +242,9 @@ class _GcsUpload(Upload):
                 self._compose(name, group)
         answer = self._compose(self._key, sources)
         self._require(self._key, answer, *joined(self._parts[number] for number in range(len(self._parts))))
-        self.abort()
+        # The object is there and whole: parts that cannot be removed now are swept by the next writer.
+        with suppress(StorageError):
+            self.abort()
 
     def abort(self) -> None:
         pages = self._store.pages({"prefix": self._stem})
@@ -299,23 +302,24 @@ def _client(url: str, options: Mapping[str, Any]) -> HttpClient:
     endpoint = str(options.get("endpoint_url") or (emulator if emulator != "default" else "") or google)
     if urlsplit(endpoint).scheme not in ("http", "https"):
         raise UsageError(f"{endpoint} is no endpoint for {url}; write http://HOST:PORT or https://HOST")
+    timeout = float(options.get("requests_timeout") or TIMEOUT)
     token = options.get("token")
     if token == "anon" or (token is None and endpoint != google):
-        return _anonymous(endpoint)
+        return _anonymous(endpoint, timeout)
     project, access = options.get("project"), options.get("access", "full_control")
     if token is None or isinstance(token, str):
-        return _authorised(endpoint, project, access, token)
-    return HttpClient(endpoint, _credentials(project, access, token))
+        return _authorised(endpoint, project, access, token, timeout)
+    return HttpClient(endpoint, _credentials(project, access, token), timeout)
 
 
 @cache
-def _anonymous(endpoint: str) -> HttpClient:
-    return HttpClient(endpoint, dict)
+def _anonymous(endpoint: str, timeout: float) -> HttpClient:
+    return HttpClient(endpoint, dict, timeout)
 
 
 @cache
-def _authorised(endpoint: str, project: Any, access: str, token: str | None) -> HttpClient:
-    return HttpClient(endpoint, _credentials(project, access, token))
+def _authorised(endpoint: str, project: Any, access: str, token: str | None, timeout: float) -> HttpClient:
+    return HttpClient(endpoint, _credentials(project, access, token), timeout)
 
 
 def _credentials(project: Any, access: str, token: Any) -> Callable[[], Mapping[str, str]]:

@@ -56,7 +56,7 @@ def require_protocol(url: str) -> None:
     Raises:
         UsageError: the protocol is unknown or its package is not installed.
     """
-    if split_protocol(url)[0] != "file":
+    if split_protocol(url)[0] not in ("file", "gs", "gcs"):
         _filesystem_class(url)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from dcp.errors import DamagedUploadError, NotFoundError
+from dcp.errors import DamagedUploadError, NotFoundError, StorageError
 from dcp.storage.faults import retrying
 from dcp.storage.partial import TEMPORARY
 from dcp.storage.remote import RemoteStore
@@ -145,7 +145,9 @@ class _S3Upload(Upload):
             if _is_plain(answer) and answer["ETag"].strip('"') != expected:
                 raise
         self._require(answer, answer["ETag"], expected, sum(part.size for part in parts))
-        self._store.remove(self._marker)
+        # The object is there and whole: a marker that cannot be removed now is swept by the next writer.
+        with suppress(StorageError):
+            self._store.remove(self._marker)
 
     def abort(self) -> None:
         if self._identity is not None:

@@ -142,18 +142,18 @@ def _load(rank: int, meeting: str, ranks: int, megabytes: int, reader: str, url:
 
 
 def _counted_fsspec_reader(url: str, count: list[int]) -> Any:
-    """Torch's reader, with what gcsfs hands to its files counted."""
-    from gcsfs.core import GCSFile
+    """Torch's reader, with the bytes that gcsfs gets counted."""
+    from gcsfs import GCSFileSystem
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-    fetch = GCSFile._fetch_range
+    read = GCSFileSystem._cat_file_sequential
 
-    def counting(self: Any, *args: Any, **kwargs: Any) -> bytes:
-        data: bytes = fetch(self, *args, **kwargs)
+    async def counting(self: Any, *args: Any, **kwargs: Any) -> bytes:
+        data: bytes = await read(self, *args, **kwargs)
         count[0] += len(data)
         return data
 
-    GCSFile._fetch_range = counting
+    GCSFileSystem._cat_file_sequential = counting
     return FsspecReader(url)
 
 

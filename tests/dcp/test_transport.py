@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,3 +261,52 @@ def test_nobody_listening_ends_within_seconds() -> None:
         open_store("gs://bucket/run", endpoint_url="http://127.0.0.1:9").objects()
     assert time.monotonic() - started < 20
     assert "gs://bucket/run" in str(raised.value)
+
+
+@pytest.fixture
+def checkpoint(place: Place) -> str:
+    """A checkpoint of 12 MB beside the prefix that is written to."""
+    import torch
+    from torch.distributed.checkpoint import save
+
+    from dcp.save import BucketWriter
+
+    url = f"{place.direct.url}/step"
+    state = {f"layer.{n}": torch.arange(1_000_000, dtype=torch.float32) + n for n in range(3)}
+    with warnings.catch_warnings(action="ignore"):
+        save(state, storage_writer=BucketWriter(url), no_dist=True)
+    return url
+
+
+def test_an_export_over_links_that_fail_is_whole_or_not_there(place: Place, checkpoint: str) -> None:
+    from dcp.exporting import export
+
+    options = dict(place.store.options)
+    before = place.raw()
+    place.fail("503", "part", times=1)
+    report = export(checkpoint, f"{place.direct.url}/out/a.pt", dest_options=options)
+    assert place.direct.info("out/a.pt").size == report.bytes_written
+    assert place.raw() == sorted([*before, "root/out/a.pt"])
+    place.direct.remove("out/a.pt")
+    for fault, what in (("503", "part"), ("reset", "part"), ("reset", "commit")):
+        place.fail(fault, what)  # type: ignore[arg-type]
+        with pytest.raises(UnreachableError) as raised:
+            export(checkpoint, f"{place.direct.url}/out/a.pt", dest_options=options)
+        assert raised.value.exit_code == 3
+        assert "out/a.pt" in str(raised.value)
+        assert "\n" not in str(raised.value)
+        assert place.raw() == before
+
+
+def test_an_export_reads_over_links_that_fail(place: Place, checkpoint: str, tmp_path: Path) -> None:
+    from dcp.exporting import export
+
+    options = dict(place.store.options)
+    rule = ("GET", "alt=media" if place.kind == "gs" else ".distcp")
+    for fault in ("503", "reset", "short"):
+        place.proxy.each(fault, method=rule[0], containing=rule[1], times=2)  # type: ignore[arg-type]
+        assert export(checkpoint, str(tmp_path / f"{fault}.pt"), **options).ok
+    place.proxy.each("short", method=rule[0], containing=rule[1])
+    with pytest.raises(UnreachableError):
+        export(checkpoint, str(tmp_path / "none.pt"), **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["503.pt", "reset.pt", "short.pt"]

@@ -17,25 +17,46 @@ from dcp.layout import Layout
 from dcp.load import test_load as load_test
 from dcp.load.gloo import load_gloo
 from dcp.load.gloo_rank import Reader, result_of
+from dcp.tp_rules import TpRules
 from tests.dcp.load.expectations import Sabotage, save
 from tests.support.train import SavedCheckpoint
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("layout", "reader"), [("fsdp=3", "bucket"), ("fsdp=2,tp=2", "torch")])
+RULES = {"*.w1.*": "column", "*.w2.*": "row", "*.emb.*": "column"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "rules", "reader"),
+    [
+        ("fsdp=3", None, "bucket"),
+        ("tp=3", None, "bucket"),
+        ("fsdp=2,tp=2", RULES, "bucket"),
+        ("fsdp=2,tp=2", RULES, "torch"),
+    ],
+    ids=["rows", "columns", "two dimensions", "torch's reader"],
+)
 def test_real_ranks_agree_with_simulated_ones(
-    fsdp2_checkpoint: SavedCheckpoint, layout: str, reader: Reader
+    fsdp2_checkpoint: SavedCheckpoint, layout: str, rules: dict[str, object] | None, reader: Reader
 ) -> None:
     checkpoint = open_checkpoint(str(fsdp2_checkpoint.path))
-    [real] = load_gloo(checkpoint, [Layout.parse(layout)], timeout=120, reader=reader)
-    [simulated] = load_test(str(fsdp2_checkpoint.path), [layout]).layouts
+    ruled = Layout.parse(layout, None if rules is None else TpRules.of(rules))
+    [real] = load_gloo(checkpoint, [ruled], timeout=240, reader=reader)
+    [simulated] = load_test(str(fsdp2_checkpoint.path), [layout], tp_rules=rules).layouts
     assert real.ok
+    assert simulated.ok
+    if reader == "bucket":
+        assert simulated.rank_read == pytest.approx(real.rank_read, rel=0.001)
+        assert simulated.rank_requests == pytest.approx(real.rank_requests, abs=2)
+    assert real.bytes_read == sum(real.rank_read)
+    assert real.requests == sum(real.rank_requests)
+    assert all(seconds > 0 for seconds in (*real.rank_seconds, *simulated.rank_seconds))
     assert real.findings == []
     for same in ("layout", "ranks", "bytes_needed", "rank_bytes", "tensors", "objects", "objects_scanned"):
         assert getattr(real, same) == getattr(simulated, same), same
     assert real.bytes_read >= simulated.bytes_needed
-    assert len(real.rank_seconds) == real.ranks
+    assert len(real.rank_seconds) == len(simulated.rank_seconds) == real.ranks
 
 
 def test_damage_is_led_back_to_key_file_and_rank(tmp_path: Path) -> None:
@@ -69,19 +90,26 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "dcp.load.gloo_rank" in child.cmdline()]
 
 
-def test_a_rank_that_dies_ends_the_load(fsdp2_checkpoint: SavedCheckpoint) -> None:
+@pytest.mark.parametrize("reader", ["bucket", "torch"])
+def test_a_rank_that_dies_ends_the_load(fsdp2_checkpoint: SavedCheckpoint, reader: Reader) -> None:
+    killed: list[float] = []
+
     def kill_one() -> None:
-        while not (found := children()):
+        # A stopped rank keeps the others waiting for it, wherever in the load they are.
+        while len(found := children()) < 2:
             time.sleep(0.05)
+        found[-1].suspend()
+        time.sleep(3)
+        killed.append(time.monotonic())
         found[-1].kill()
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    started = time.monotonic()
+    checkpoint = open_checkpoint(str(fsdp2_checkpoint.path))
     with pytest.raises(EnvironmentFault, match=r"fsdp=2: rank \d was killed by signal 9"):
-        load_test(str(fsdp2_checkpoint.path), ["fsdp=2"], engine="gloo", timeout=120)
+        load_gloo(checkpoint, [Layout(fsdp=2)], timeout=240, reader=reader)
     killer.join()
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - killed[0] < 20
     assert children() == []
 
 

@@ -124,6 +124,23 @@ def load_as_others(
         Literal["simulated", "gloo"],
         typer.Option("--engine", help="All ranks in this process, or a real process a rank."),
     ] = "simulated",
+    tp_rules: Annotated[
+        str | None,
+        typer.Option(
+            "--tp-rules",
+            metavar="FILE",
+            help='TOML that says what tp shards: lines such as \'"*.w1.weight*" = "column"\', or "row", '
+            '"replicate" or a dimension. Default: dimension 1.',
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="CLASS",
+            help="A class that saved objects may ask for, as pkg.mod.Class or pkg.*; may be repeated.",
+        ),
+    ] = None,
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
     plan: Annotated[
         bool,
@@ -136,18 +153,22 @@ def load_as_others(
     process of its own, which takes memory for the whole model. Nothing may remain of what stood in the
     targets before, and every tensor must equal what the index's chunks hold.
 
-    With --plan only the index is read, and what loads would read is worked out from it.
+    A step of several checkpoints is loaded part by part. With --plan only the index is read, and what loads
+    would read is worked out from it.
 
     \b
     Examples:
       ckpt test-load gs://bucket/run/step_12000 --layout fsdp=8 --layout fsdp=4,tp=2
+      ckpt test-load ./step_100 --layout fsdp=2,tp=4 --tp-rules tp.toml
       ckpt test-load gs://bucket/run/step_12000 --plan
     """
     if plan:
         from dcp.load.forecast import forecast
+        from dcp.tp_rules import TpRules
         from flows.cli.forecast_views import show_forecast
 
-        planned = forecast(url, layouts=layout)
+        rules = None if tp_rules is None else TpRules.read(tp_rules)
+        planned = forecast(url, layouts=layout, tp_rules=rules)
         out.report(planned, lambda: show_forecast(out, planned))
         return FINE
     from dcp.load import test_load
@@ -159,6 +180,8 @@ def load_as_others(
             layouts=tuple(layout or DEFAULT_LAYOUTS),
             engine=engine,
             memory_budget=memory_budget,
+            tp_rules=tp_rules,
+            allow=tuple(allow or ()),
             progress=progress,
         )
     findings = [found for result in report.layouts for found in result.findings]

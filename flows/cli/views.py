@@ -89,11 +89,15 @@ def show_test_load(out: Output, report: TestLoadReport) -> None:
             ("read", f"{human_bytes(report.bytes_read)} in {human_seconds(report.seconds)}"),
         ]
     )
+    if report.tp_rules_idle:
+        out.facts([("unused tp rules", ", ".join(map(name, report.tp_rules_idle)))])
     out.line()
+    parts = ["PART"] if any(result.part for result in report.layouts) else []
     out.table(
-        ["LAYOUT", "RANKS", "STATE", "TENSORS", "OBJECTS", "NEEDED", "READ", "TIME"],
+        [*parts, "LAYOUT", "RANKS", "STATE", "TENSORS", "OBJECTS", "NEEDED", "READ", "TIME"],
         (
             [
+                *([name(result.part)] if parts else []),
                 name(result.layout),
                 f"{result.ranks:,}",
                 ("ok", "good") if result.ok else ("not ok", "bad"),

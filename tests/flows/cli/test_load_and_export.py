@@ -1,6 +1,7 @@
 """`ckpt test-load` and `ckpt export`: contracts of their JSON, exit codes, and what they leave behind."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,29 @@ def test_test_load_can_be_planned(ckpt: Ckpt, whole: Path) -> None:
     assert "fsdp=1024" in shown.out
     os.truncate(whole / "__1_0.distcp", 2000)
     assert ckpt("test-load", whole, "--plan").code == 1
+
+
+def test_test_load_takes_tp_rules(ckpt: Ckpt, whole: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "tp.toml"
+    rules.write_text('"*.a.*" = "column"\n"*.head.*" = "row"\n"*.nowhere" = 0\n')
+    options = ["--layout", "fsdp=2,tp=2", "--tp-rules", str(rules)]
+    done = ckpt("test-load", whole, *options, "--json")
+    assert (done.code, done.document["ok"], done.document["tp_rules_idle"]) == (0, True, ["*.nowhere"])
+    assert "unused tp rules" in ckpt("test-load", whole, *options).out
+    assert ckpt("test-load", whole, *options, "--plan").code == 0
+    wrong = ckpt("test-load", whole, "--layout", "fsdp=2", "--tp-rules", str(rules))
+    assert (wrong.code, "no layout has a tp axis" in wrong.err) == (2, True)
+    rules.write_text('"*.a.*" = "colum"\n')
+    wrong = ckpt("test-load", whole, *options)
+    assert (wrong.code, "'colum' is no rule" in wrong.err) == (2, True)
+
+
+def test_test_load_of_a_step_of_parts(ckpt: Ckpt, golden: Callable[[str], Path]) -> None:
+    done = ckpt("test-load", golden("accelerate_fsdp2"), "--layout", "fsdp=3", "--json")
+    assert done.code == 0
+    parts = [(each["part"], each["layout"], each["ok"]) for each in done.document["layouts"]]
+    assert parts == [("optimizer_0", "fsdp=3", True), ("pytorch_model_fsdp_0", "fsdp=3", True)]
+    assert "PART" in ckpt("test-load", golden("accelerate_fsdp2"), "--layout", "fsdp=3").out
 
 
 def test_test_load_of_a_damaged_checkpoint(ckpt: Ckpt, whole: Path) -> None:

@@ -166,6 +166,7 @@ def _artifact(name: str, part: str, request: ExportRequest, report: Any) -> Arti
             key: PublishedTensor(shape=list(tensor.shape), dtype=tensor.dtype, digest=tensor.digest)
             for key, tensor in report.tensors.items()
         },
+        tied=report.tied,
         bytes_read=report.bytes_read,
         bytes_written=report.bytes_written,
         seconds=report.seconds,

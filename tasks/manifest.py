@@ -58,6 +58,8 @@ class Artifact(_Part):
     options: dict[str, Any] = Field(default_factory=dict)
     files: list[PublishedFile]
     tensors: dict[str, PublishedTensor] = Field(default_factory=dict)
+    tied: dict[str, str] = Field(default_factory=dict)
+    """Tensors that repeat another one, with that one's name: they share its storage, or are left out."""
     bytes_read: int = 0
     bytes_written: int = 0
     seconds: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,19 @@ def test_a_tensor_that_is_not_the_checkpoints_is_named(
         ("checkpoint.pt", "model.emb.weight", "its"),
         ("checkpoint.pt", "model.head.weight", "the"),
     }
+
+
+def test_what_was_tied_is_recorded(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    requests = [
+        ExportRequest(tie=True),
+        ExportRequest(tie=True, format="safetensors", name="hf"),
+        ExportRequest(name="plain.pt"),
+    ]
+    exported = export_step(
+        str(golden("torch_tied")), str(tmp_path), parts=(), requests=requests, options={}, publish_options={}
+    )
+    one, other, plain = exported.artifacts
+    assert one.tied
+    assert one.tied == other.tied
+    assert one.tensors.keys() - other.tensors.keys() == one.tied.keys()
+    assert plain.tied == {}

@@ -13,10 +13,13 @@ from functools import cached_property
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from dcp.checkpoint import Kind, survey
+from dcp.checks.scrub import TensorHealth
 from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError, StorageError, UsageError
 from dcp.findings import Finding
 from dcp.storage import join_url, open_store
 from flows.following import announce, follow, is_due, publication_of
+from flows.report.health import norms_by_group
+from flows.report.publication import publish_page
 from flows.telling import Teller
 from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
 from tasks.acceptance import Accepted, accept, accepted_keys
@@ -116,6 +119,7 @@ class _Process:
         self.listing = found.survey.listing_identity
         self._look_up()
         self.stages: list[StageOutcome] = []
+        self.tensors: Mapping[str, TensorHealth] | None = None
         self.unreachable = False
         self.after: FollowUp | None = None
 
@@ -270,7 +274,9 @@ class _Process:
             "findings": warnings[:WARNINGS_KEPT],
             "stats": report.stats.model_dump(mode="json"),
             "expected": contract.source if contract else None,
+            "norms": {} if report.tensors is None else norms_by_group(report.tensors),
         }
+        self.tensors = report.tensors
         self._done("validate", facts, seconds)
 
     def _keep_contract(self) -> None:
@@ -341,6 +347,17 @@ class _Process:
     def _publish(self, artifacts: list[Artifact]) -> PublishReport:
         run = self.settings_of_run
         warnings, timings = self._history(artifacts)
+        page = publish_page(
+            open_store(self._directory, **run.publish_options),
+            self.url,
+            self.key,
+            warnings=warnings,
+            tensors=self.tensors,
+            artifacts=artifacts,
+            timings=timings,
+            layouts=run.layouts,
+            options=run.options,
+        )
         report, seconds = self._attempt(
             "publish",
             publish_step,
@@ -351,6 +368,7 @@ class _Process:
             key=self.key,
             listing=self.listing,
             artifacts=artifacts,
+            documents=[] if page is None else [page],
             warnings=warnings,
             timings=timings,
             options=run.options,

@@ -25,7 +25,15 @@ from dcp.findings import Finding, Report
 from dcp.storage import Store, join_url, open_store
 from tasks.aliases import AliasRecord, advance, aliases, current_alias, set_alias
 from tasks.ledger import StepKey, create_once, timestamp
-from tasks.manifest import MANIFEST, Artifact, Manifest, published_directory, read_manifest, tool_versions
+from tasks.manifest import (
+    MANIFEST,
+    Artifact,
+    Manifest,
+    PublishedFile,
+    published_directory,
+    read_manifest,
+    tool_versions,
+)
 from tasks.outcomes import boundary
 from tasks.verify import VerifyReport, verify, wrong_tensors
 
@@ -65,6 +73,7 @@ def publish_step(
     key: StepKey,
     listing: str,
     artifacts: Sequence[Artifact],
+    documents: Sequence[PublishedFile] = (),
     warnings: Sequence[Finding] = (),
     timings: Mapping[str, float] | None = None,
     options: Mapping[str, Any],
@@ -80,6 +89,7 @@ def publish_step(
         key: the step's name and the fingerprint of the bytes that were exported.
         listing: the listing identity that goes with the fingerprint.
         artifacts: what `export_step` wrote below `published_directory`.
+        documents: files that were written there for people, to be listed too.
         warnings: findings to tell consumers.
         timings: seconds a stage.
         options: fsspec options of the source.
@@ -106,7 +116,9 @@ def publish_step(
             fingerprint=key.fingerprint,
             created=timestamp(time.time()),
             who=f"{socket.gethostname()}:{os.getpid()}",
-            files=sorted((file for a in artifacts for file in a.files), key=lambda file: file.name),
+            files=sorted(
+                [*(file for a in artifacts for file in a.files), *documents], key=lambda file: file.name
+            ),
             artifacts=list(artifacts),
             versions=dict(tool_versions()),
             timings=dict(timings or {}),

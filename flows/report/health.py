@@ -76,6 +76,11 @@ def group_norms(tensors: Mapping[str, TensorHealth]) -> tuple[GroupNorm, ...]:
     return tuple(sorted(groups, key=lambda group: -group.norm)[:_MOST])
 
 
+def norms_by_group(tensors: Mapping[str, TensorHealth]) -> dict[str, float]:
+    """`group_norms` as what the ledger keeps of a scrubbed step."""
+    return {group.name: float(f"{group.norm:.6g}") for group in group_norms(tensors)}
+
+
 def _norm(key: str, each: TensorHealth) -> TensorNorm:
     norm = each.norm if each.norm is not None and isfinite(each.norm) else None
     return TensorNorm(name(key), norm, each.nan or 0, each.inf or 0, bool(each.zero))

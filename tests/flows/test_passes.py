@@ -202,7 +202,7 @@ def test_parts_are_one_step(here: Lifecycle) -> None:
     [step] = here.once(settings).steps
     assert step.outcome == "published"
     names = {file.name for file in verify(str(step.published)).files}
-    assert names == {"optimizer_0/checkpoint.pt", "pytorch_model_fsdp_0/checkpoint.pt"}
+    assert names == {"optimizer_0/checkpoint.pt", "pytorch_model_fsdp_0/checkpoint.pt", "report.html"}
 
 
 def test_a_part_that_was_begun_is_waited_for_without_being_named(here: Lifecycle) -> None:

@@ -192,6 +192,7 @@ def _directory(window: _Window, front: Mapping[str, Entry] | None = None) -> Ite
         raw = bytes(window.content(name_at, fields[10]))
         roots.add(raw.partition(b"/")[0])
         name = _name(raw)
+        _require(name not in names, name)
         names.add(name)
         extra = bytes(window.content(name_at + fields[10], fields[11]))
         size, packed, header = _widen(extra, fields[9], fields[8], fields[16])

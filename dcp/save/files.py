@@ -11,7 +11,7 @@ import heapq
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp.storage import Sink, Store
+
+T = TypeVar("T")
 
 LEAST = 32 << 20
 """Bytes of tensors for which another file is worth its requests: such a file still goes up in one."""
@@ -66,23 +68,31 @@ def size_of(item: WriteItem) -> int:
 
 
 def split(items: Sequence[WriteItem], files: int) -> list[list[WriteItem]]:
+    """Deal a plan's items out, see `deal`."""
+    return deal(items, files, lambda item: None if item.type == WriteItemType.BYTE_IO else size_of(item))
+
+
+def deal(items: Sequence[T], files: int, size: Callable[[T], int | None]) -> list[list[T]]:
     """Deal items out over at most ``files`` files of about the same size; none is empty.
 
-    One file keeps the plan's order, objects first. For fewer than `LEAST` bytes a file, there are fewer.
+    One file keeps the items' order, objects first. For fewer than `LEAST` bytes a file, there are fewer.
+
+    Args:
+        size: bytes of an item's elements; None for an object.
     """
-    objects = [item for item in items if item.type == WriteItemType.BYTE_IO]
-    tensors = [item for item in items if item.type != WriteItemType.BYTE_IO]
-    files = max(1, min(files, sum(map(size_of, tensors)) // LEAST))
+    objects = [item for item in items if size(item) is None]
+    tensors = [(item, nbytes) for item in items if (nbytes := size(item)) is not None]
+    files = max(1, min(files, sum(nbytes for _, nbytes in tensors) // LEAST))
     if files == 1:
-        return [objects + tensors] if items else []
-    dealt: list[list[WriteItem]] = [[] for _ in range(files)]
+        return [objects + [item for item, _ in tensors]] if items else []
+    dealt: list[list[T]] = [[] for _ in range(files)]
     for number, item in enumerate(objects):
         dealt[number % files].append(item)
     filled = [(0, number) for number in range(files)]
-    for item in sorted(tensors, key=size_of, reverse=True):
-        size, number = filled[0]
+    for item, nbytes in sorted(tensors, key=lambda pair: pair[1], reverse=True):
+        taken, number = filled[0]
         dealt[number].append(item)
-        heapq.heapreplace(filled, (size + size_of(item), number))
+        heapq.heapreplace(filled, (taken + nbytes, number))
     return [part for part in dealt if part]
 
 

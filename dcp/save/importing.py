@@ -1,19 +1,23 @@
 """`import_torch_save`: a `torch.save` file to a checkpoint, as if N ranks had saved it.
 
-Every tensor is cut along dimension 0 as DTensor shards it; scalars and objects are rank 0's. The bytes
-go from the mapped file into records of torch's own format, so memory does not grow with the file, and the
-index is written last, as `BucketWriter` does it.
+Every tensor is cut along dimension 0 as DTensor shards it, unless it is named as one to be kept whole;
+scalars and objects are rank 0's. The bytes
+go from the mapped file into records of torch's own format, once and in pieces, so memory does not grow with
+the file. They are held against the file's checksums as they pass; the index is written last, as
+`BucketWriter` does it, and only if all of them agree.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+from isal import isal_zlib
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -27,21 +31,21 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp.boxes import Box
 from dcp.dtypes import ITEMSIZE
+from dcp.errors import UsageError
 from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Report
 from dcp.layout import Layout
 from dcp.pickles.tensors import TensorNode
 from dcp.pickles.writer import write
-from dcp.save.files import Stream
+from dcp.save.files import Stream, deal
 from dcp.save.shared import require_distinct
 from dcp.save.torch_source import Leaf, TorchSource
-from dcp.save.writer import BucketWriter
+from dcp.save.writer import METADATA, THREADS, BucketWriter
 from dcp.storage import Store, open_store
 
 Progress = Callable[[int, int], None]
 """Told of the bytes written so far and of all."""
-_REMOTE_THREADS = 4
 
 
 class ImportedFile(Report):
@@ -92,6 +96,7 @@ def import_torch_save(
     url: str,
     ranks: int = 1,
     *,
+    whole: Sequence[str] = (),
     allow_pickle: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -102,31 +107,47 @@ def import_torch_save(
     Args:
         path: a local file that holds a dict.
         url: where the checkpoint shall be.
-        ranks: 1 to 1024; tensors are sharded along dimension 0.
+        ranks: 1 to 1024; tensors are sharded along dimension 0, as ``fully_shard`` shards parameters.
+        whole: globs of flattened keys of tensors that are not sharded. FSDP2 keeps buffers whole, such as
+            ``*.running_mean``, and a file does not say which tensors are buffers. They load either way.
         allow_pickle: also take objects of classes that are not known to be harmless. None is ever run here.
         overwrite: replace a committed checkpoint.
         progress: told of the bytes done and of all.
         options: passed to the fsspec filesystem.
 
     Raises:
-        UsageError: ``ranks`` is out of range, or the file holds no dict, or two values have one key.
-        CheckpointError: the file is damaged or asks for a class that is not taken.
+        UsageError: ``ranks`` is out of range, a glob of ``whole`` meets no tensor, the file holds
+            no dict, or two values have one key.
+        CheckpointError: the file is damaged or asks for a class that is not taken; nothing is left then, and
+            a checkpoint that was to be replaced is still there.
         AlreadyExistsError: a committed checkpoint is there.
         StorageError: storage failed; no checkpoint can be seen then.
     """
     started = time.perf_counter()
     layout = Layout(fsdp=ranks)
     writer = BucketWriter(url, overwrite, **options)
+    store = open_store(writer.url, **options)
     with TorchSource(path, allow_pickle=allow_pickle) as source:
         require_distinct(leaf.path for leaf in source.leaves)
-        source.check()
-        metadata, items = _plan(source.leaves, layout)
+        metadata, items = _plan(source.leaves, layout, _matching(source.leaves, whole))
+        if overwrite and store.exists(METADATA):
+            # What is there is gone before anything is written, so the file must be known to be whole.
+            source.check()
         writer.prepare_global_plan([])
-        copy = _Copy(source, open_store(url, **options), _total(source.leaves), progress)
-        held = {writer.file_name(rank, 0): mine for rank, mine in enumerate(items) if mine}
-        threads = _REMOTE_THREADS if "://" in writer.url else 1
-        with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
-            results = list(pool.map(copy.file, held, held.values()))
+        copy = _Copy(source, store, _total(source.leaves), progress)
+        held = {
+            writer.file_name(rank, number): part
+            for rank, mine in enumerate(items)
+            for number, part in enumerate(deal(mine, writer.files_per_rank, _size))
+        }
+        threads = THREADS if "://" in writer.url else 1
+        try:
+            with ThreadPoolExecutor(threads, thread_name_prefix="import") as pool:
+                results = list(pool.map(copy.file, held, held.values()))
+            source.check()
+        except BaseException:
+            writer.discard(held)
+            raise
         writer.finish(metadata, results)
         dropped = source.dropped
     files = [
@@ -149,7 +170,18 @@ def import_torch_save(
     )
 
 
-def _plan(leaves: Iterable[Leaf], layout: Layout) -> tuple[Metadata, list[list[_Item]]]:
+def _matching(leaves: Sequence[Leaf], globs: Sequence[str]) -> Set[str]:
+    """Keys of the tensors that are meant."""
+    if isinstance(globs, str):
+        raise UsageError(f"whole is one text; give a list of globs, such as [{globs!r}]")
+    keys = [leaf.key for leaf in leaves if leaf.tensor is not None]
+    for glob in globs:
+        if not any(fnmatchcase(key, glob) for key in keys):
+            raise UsageError(f"no tensor in the file has a key like {glob!r}, which was to be kept whole")
+    return {key for key in keys if any(fnmatchcase(key, glob) for glob in globs)}
+
+
+def _plan(leaves: Iterable[Leaf], layout: Layout, whole: Set[str]) -> tuple[Metadata, list[list[_Item]]]:
     """The index but for the records, and what each rank writes: objects first."""
     described: dict[str, Any] = {}
     objects: list[_Item] = []
@@ -160,7 +192,7 @@ def _plan(leaves: Iterable[Leaf], layout: Layout) -> tuple[Metadata, list[list[_
             objects.append(_Item(MetadataIndex(leaf.key), leaf, None))
             continue
         chunks: list[ChunkStorageMetadata] = []
-        for rank, box in _shards(leaf.tensor, layout):
+        for rank, box in _shards(leaf.tensor, Layout(fsdp=1) if leaf.key in whole else layout):
             offsets = torch.Size(box.offsets)
             index = MetadataIndex(leaf.key, offsets, len(chunks))
             chunks.append(ChunkStorageMetadata(offsets, torch.Size(box.sizes)))
@@ -183,6 +215,12 @@ def _shards(tensor: TensorNode, layout: Layout) -> Iterator[tuple[int, Box]]:
 
 def _properties(tensor: TensorNode) -> TensorProperties:
     return TensorProperties(dtype=getattr(torch, tensor.dtype), requires_grad=tensor.requires_grad)
+
+
+def _size(item: _Item) -> int | None:
+    """Bytes of an item's elements; None for an object."""
+    tensor = item.leaf.tensor
+    return None if tensor is None or item.box is None else item.box.volume * ITEMSIZE[tensor.dtype]
 
 
 def _total(leaves: Iterable[Leaf]) -> int:
@@ -220,8 +258,11 @@ class _Copy:
         built = build_state(TensorSpec.contiguous(tensor.dtype, box.sizes))
         record = TorchFileWriter(stream, built.pickle, built.sizes)
         [(key, _)] = built.sizes
-        for piece in self.source.elements(tensor, box):
-            record.write_storage(key, piece)
+        for piece, start in self.source.elements(tensor, box):
+            crc = isal_zlib.crc32(piece)
+            if start is not None:
+                self.source.saw(tensor.storage.key, start, len(piece), crc)
+            record.write_storage(key, piece, crc)
             self.done += len(piece)
             if self.progress is not None:
                 self.progress(self.done, self.total)

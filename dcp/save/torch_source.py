@@ -1,13 +1,17 @@
 """A `torch.save` file on local disk, as the flat values that a checkpoint would hold. Nothing in it is run.
 
-The file is mapped, not read: a tensor's bytes are looked at when they are taken. Its pickle is read as
-inert values, and the nested state is flattened as torch flattens it: dicts always, lists only where a
-tensor or a dict is in them.
+The file is mapped, not read: a tensor's bytes are looked at when they are taken, and pages that were are
+given back, so that the process does not grow with the file. Its pickle is read as inert values, and the
+nested state is flattened as torch flattens it: dicts always, lists only where a tensor or a dict is in them.
+
+Every byte is held against the file's checksums, but no byte is read for that alone where it can be avoided:
+whoever takes elements tells their CRC (`TorchSource.saw`), and `TorchSource.check` puts these together.
 """
 
 from __future__ import annotations
 
 import mmap
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,10 +19,11 @@ from pathlib import Path as FilePath
 from types import TracebackType
 from typing import BinaryIO
 
+import numpy as np
 from isal import isal_zlib
 
 from dcp.archive import PICKLE
-from dcp.boxes import Box
+from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import RecordError, UsageError
 from dcp.pickles.graph import walk
@@ -35,6 +40,8 @@ BLOCK = 8 << 20
 """Bytes taken at a time, and copied where the elements do not stand in C order."""
 MOST_EXPANDED = 1 << 30
 """Bytes that a tensor may have beyond its storage, of whose elements some then stand for several."""
+MOST_APART = 64 << 20
+"""Bytes of the file over which elements that are copied together may be strewn."""
 _PICKLE_LIMIT = 1 << 30
 _MAPPINGS = ("collections.OrderedDict", "collections.defaultdict")
 
@@ -82,9 +89,11 @@ class TorchSource:
                 )
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._data = memoryview(self._map)
+        self._seen: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
         try:
             self.size = len(self._data)
             self._entries = all_entries(self._data)
+            self._has_crc = any(entry.crc32 for entry in self._entries.values())
             state = self._state(path, allow_pickle)
             self.dropped: list[str] = []
             self.leaves = tuple(self._flattened(path, state))
@@ -107,25 +116,50 @@ class TorchSource:
             self._data.release()
             self._map.close()
 
+    def saw(self, storage: str, start: int, size: int, crc32: int) -> None:
+        """Tell the CRC of bytes ``start <= i < start + size`` of a storage, as they were taken."""
+        seen = self._seen[f"data/{storage}"]
+        # Of tensors that share a storage one can be a part of another.
+        seen[start] = max(seen.get(start, (0, 0)), (size, crc32))
+
     def check(self) -> None:
-        """Hold every storage against the CRC in the file.
+        """Hold everything against the CRCs in the file; only what nobody saw is read.
 
         Raises:
             RecordError: ``records.corrupt``; one differs.
         """
-        if not any(entry.crc32 for entry in self._entries.values()):
+        for entry in self._entries.values():
+            self._check(entry)
+
+    def _check(self, entry: Entry) -> None:
+        if not self._has_crc:
             return
-        for name, entry in self._entries.items():
+        crc = self._seen_crc(entry)
+        if crc is None:
             crc = 0
             content = self._content(entry)
             for start in range(0, len(content), BLOCK):
-                crc = isal_zlib.crc32(content[start : start + BLOCK], crc)
-            if crc != entry.crc32:
-                raise RecordError(
-                    f"the CRC of entry {name} is {crc:08x}, recorded is {entry.crc32:08x}",
-                    code="records.corrupt",
-                    entry=name,
-                )
+                block = content[start : start + BLOCK]
+                crc = isal_zlib.crc32(block, crc)
+                self._release(entry.start + start, len(block))
+        if crc != entry.crc32:
+            raise RecordError(
+                f"the CRC of entry {entry.name} is {crc:08x}, recorded is {entry.crc32:08x}",
+                code="records.corrupt",
+                entry=entry.name,
+            )
+
+    def _seen_crc(self, entry: Entry) -> int | None:
+        """The CRC of an entry of which every byte was seen, in pieces that follow on each other."""
+        crc = position = 0
+        for start, (size, piece) in sorted(self._seen.get(entry.name, {}).items()):
+            if start < position:
+                continue
+            if start > position:
+                return None
+            crc = isal_zlib.crc32_combine(crc, piece, size)
+            position += size
+        return crc if position == entry.size else None
 
     def storages(self, value: Value) -> dict[str, memoryview]:
         """Key and bytes of each storage that a value refers to."""
@@ -133,41 +167,70 @@ class TorchSource:
         for node in walk(value):
             if isinstance(node, PersistentRef):
                 storage = storage_of(node.pid)
-                found[storage.key] = self._storage(storage.key, storage.nbytes)
+                found[storage.key] = self._content(self._entry(storage.key, storage.nbytes))[: storage.nbytes]
         return found
 
-    def elements(self, tensor: TensorNode, box: Box) -> Iterator[bytes | memoryview]:
-        """Bytes in C order of some rows of a tensor, in pieces. ``box`` is whole in all dimensions but 0."""
+    def elements(self, tensor: TensorNode, box: Box) -> Iterator[tuple[bytes | memoryview, int | None]]:
+        """Bytes in C order of some rows of a tensor, in pieces of at most `BLOCK`, and where in the storage
+        they begin if they stand there as they are. ``box`` is whole in all dimensions but 0.
+
+        A piece is to be used before the next one is asked for.
+        """
         item = ITEMSIZE[tensor.dtype]
-        storage = self._storage(tensor.storage.key, tensor.storage.nbytes)
+        entry = self._entry(tensor.storage.key, tensor.storage.nbytes)
         nbytes = box.volume * item
         if not nbytes:
             return
-        row = nbytes // box.sizes[0] if box.sizes else nbytes
+        storage = self._content(entry)[: tensor.storage.nbytes]
         first = box.offsets[0] if box.sizes else 0
         if tensor.contiguous and not tensor.conj and not tensor.neg:
+            row = nbytes // box.sizes[0] if box.sizes else nbytes
             start = tensor.offset * item + first * row
             for at in range(start, start + nbytes, BLOCK):
-                yield storage[at : min(at + BLOCK, start + nbytes)]
+                size = min(BLOCK, start + nbytes - at)
+                yield storage[at : at + size], at
+                self._release(entry.start + at, size)
             return
-        if not box.sizes:
-            yield in_c_order(storage, tensor)
-            return
-        step = max(1, BLOCK // row)
-        last = first + box.sizes[0]
-        for low in range(first, last, step):
-            rows = min(step, last - low)
-            offset = tensor.offset + low * tensor.strides[0]
-            yield in_c_order(storage, _part(tensor, offset, (rows, *tensor.shape[1:])))
+        offset = tensor.offset + first * (tensor.strides[0] if box.sizes else 0)
+        for part in _blocks(_part(tensor, offset, box.sizes, tensor.strides)):
+            yield self._copied(entry, storage, part), None
+
+    def _copied(self, entry: Entry, storage: memoryview, part: TensorNode) -> bytes:
+        """A few elements in C order, gathered from one stretch of the file after another."""
+        item = ITEMSIZE[part.dtype]
+        reach = [
+            stride * item if size > 1 else 0 for size, stride in zip(part.shape, part.strides, strict=True)
+        ]
+        stretch = (part.extent - part.offset) * item
+        if stretch <= MOST_APART or not any(reach):
+            copied = in_c_order(storage, part)
+            self._release(entry.start + part.offset * item, stretch)
+            return copied
+        dim = reach.index(max(reach))
+        whole = np.empty(part.shape, f"V{item}")
+        step = max(1, min(MOST_APART // reach[dim], part.shape[dim] // 2))
+        for low in range(0, part.shape[dim], step):
+            size = min(step, part.shape[dim] - low)
+            shape = (*part.shape[:dim], size, *part.shape[dim + 1 :])
+            piece = _part(part, part.offset + low * part.strides[dim], shape, part.strides)
+            values = np.frombuffer(self._copied(entry, storage, piece), f"V{item}").reshape(shape)
+            whole[(slice(None),) * dim + (slice(low, low + size),)] = values
+        return whole.tobytes()
+
+    def _release(self, start: int, size: int) -> None:
+        """Give back the pages of what was looked at. Whoever looks at them again gets them again."""
+        low = start // mmap.PAGESIZE * mmap.PAGESIZE
+        if size > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, low, start + size - low)
 
     def _content(self, entry: Entry) -> memoryview:
         return self._data[entry.start : entry.start + (entry.size or 0)]
 
-    def _storage(self, key: str, nbytes: int) -> memoryview:
+    def _entry(self, key: str, nbytes: int) -> Entry:
         entry = self._entries.get(f"data/{key}")
         if entry is None or entry.size is None or entry.size < nbytes:
             raise RecordError(f"the file has not all {nbytes} bytes of storage {key}", code="records.corrupt")
-        return self._content(entry)[:nbytes]
+        return entry
 
     def _state(self, path: str, allow_pickle: bool) -> Value:
         entry = self._entries.get(PICKLE)
@@ -176,6 +239,7 @@ class TorchSource:
         order = self._entries.get("byteorder")
         if order is not None and bytes(self._content(order)) != b"little":
             raise RecordError(f"{path} was written on a big-endian machine", file=path)
+        self._check(entry)
         pickle = bytes(self._content(entry))
         found = judge(scan(pickle))
         if found.error is not None:
@@ -219,7 +283,7 @@ class TorchSource:
         item = ITEMSIZE[tensor.dtype]
         if tensor.extent * item > tensor.storage.nbytes:
             raise RecordError(f"{key} reaches beyond its storage", code="records.corrupt", key=key)
-        self._storage(tensor.storage.key, tensor.storage.nbytes)
+        self._entry(tensor.storage.key, tensor.storage.nbytes)
         # A few bytes with strides of 0 can stand for any number of elements.
         nbytes = Box(tensor.shape, tensor.shape).volume * item
         if nbytes > max(tensor.storage.nbytes, MOST_EXPANDED):
@@ -260,7 +324,22 @@ def _name(key: Value) -> str:
     return str(key)
 
 
-def _part(tensor: TensorNode, offset: int, shape: tuple[int, ...]) -> TensorNode:
-    return TensorNode(
-        tensor.storage, tensor.dtype, offset, shape, tensor.strides, conj=tensor.conj, neg=tensor.neg
-    )
+def _blocks(tensor: TensorNode) -> Iterator[TensorNode]:
+    """Parts of at most `BLOCK`, one after another in C order."""
+    nbytes = Box(tensor.shape, tensor.shape).volume * ITEMSIZE[tensor.dtype]
+    if nbytes <= BLOCK or not tensor.shape:
+        yield tensor
+        return
+    rows, stride = tensor.shape[0], tensor.strides[0]
+    step = BLOCK * rows // nbytes
+    for low in range(0, rows, max(1, step)):
+        offset = tensor.offset + low * stride
+        if step:
+            shape = (min(step, rows - low), *tensor.shape[1:])
+            yield _part(tensor, offset, shape, tensor.strides)
+        else:
+            yield from _blocks(_part(tensor, offset, tensor.shape[1:], tensor.strides[1:]))
+
+
+def _part(tensor: TensorNode, offset: int, shape: Shape, strides: Shape) -> TensorNode:
+    return TensorNode(tensor.storage, tensor.dtype, offset, shape, strides, conj=tensor.conj, neg=tensor.neg)

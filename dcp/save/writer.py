@@ -69,7 +69,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             overwrite: replace a committed step: its index is removed before anything else, its data once the
                 new index is there. Until then there must be room for both.
             files_per_rank: most files a rank writes, four at a time; 1 on local disk and 32 elsewhere if not
-                given. On a bucket each that is being written holds up to three blocks of 64 MiB in memory.
+                given. On a bucket each that is being written holds up to 80 MiB in memory.
             cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one.
             options: passed to the fsspec filesystem.
 
@@ -81,7 +81,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             raise UsageError(f"files_per_rank is {files_per_rank}; a rank writes at least one file")
         self.url = normalise_url(url)
         self.overwrite = overwrite
-        self._files = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
+        self.files_per_rank = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
         self._options = options
         self._rank_alone: int | None = None
         self._stale: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
                 failed.set()
                 raise
 
-        parts = split(plan.items, self._files)
+        parts = split(plan.items, self.files_per_rank)
         with ThreadPoolExecutor(THREADS, thread_name_prefix="save") as pool:
             running = [pool.submit(write, number, items) for number, items in enumerate(parts)]
         errors = [error for future in running if (error := future.exception())]
@@ -176,8 +176,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         except AlreadyExistsError:
             # A request that was answered too late is repeated by the storage library and then meets itself.
             if store.info(name).size != len(content) or store.read(name, len(content)) != content:
-                with suppress(StorageError):
-                    self._remove(store, ends)
+                self.discard(ends)
                 raise AlreadyExistsError(
                     f"another save into {self.url} was committed while this one was written; this one is "
                     "not, and changed nothing of the other: save again to another place",
@@ -194,6 +193,11 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
     def file_name(self, rank: int, number: int) -> str:
         """Name of a data file of this save."""
         return f"__{rank}_{number}.{self.save_id[:_MARK]}.distcp"
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove data files of this save, which will not be committed, as far as storage lets it."""
+        with suppress(StorageError):
+            self._remove(self._store(), names)
 
     def _remove(self, store: Store, names: Iterable[str]) -> None:
         for name in sorted(names):

@@ -19,6 +19,12 @@ def import_file(
     file: Annotated[str, typer.Argument(metavar="FILE.pt", help="A local file that torch.save wrote.")],
     url: CheckpointUrl,
     ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="Shard as N ranks would save.")] = 1,
+    whole: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--whole", metavar="GLOB", help="Do not shard these tensors, such as buffers; may be repeated."
+        ),
+    ] = None,
     allow_pickle: Annotated[
         bool,
         typer.Option("--allow-pickle", help="Keep objects that torch.load refuses by default."),
@@ -29,8 +35,8 @@ def import_file(
 ) -> int:
     """Make a checkpoint of a torch.save file, as if N ranks had saved it.
 
-    Tensors are cut along their first dimension, as FSDP2 cuts them. The file is streamed and nothing in it
-    is run. The checkpoint appears only when it is whole.
+    Tensors are cut along their first dimension, as FSDP2 cuts parameters. The file is streamed and nothing
+    in it is run. The checkpoint appears only when it is whole.
 
     \b
     Example:
@@ -42,7 +48,13 @@ def import_file(
     try:
         with out.progress("import") as progress:
             report = import_torch_save(
-                file, url, ranks, allow_pickle=allow_pickle, overwrite=overwrite, progress=progress
+                file,
+                url,
+                ranks,
+                whole=whole or (),
+                allow_pickle=allow_pickle,
+                overwrite=overwrite,
+                progress=progress,
             )
     except AlreadyExistsError as error:
         raise UsageError(

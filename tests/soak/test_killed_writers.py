@@ -13,6 +13,7 @@ from tests.dcp.save.killing import Outcome, kill_a_save
 KILLS = 30
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("files", [1, 4], ids=["one-file-a-rank", "many-files-a-rank"])
 @pytest.mark.parametrize("kind", ["local", "gs", "s3"])
 def test_no_step_that_looks_committed_is_damaged(

@@ -43,7 +43,9 @@ def kill_a_save(place: str, files: int, moments: random.Random, *, replaced: boo
         save({"w0": torch.zeros(9)}, BucketWriter(place))
     survived = True
     try:
-        run_ranks(_save_and_die, 2, place, files, moments.randrange(2), moments.uniform(0, 0.4))
+        # Most of a save is over in half a second; where the machine is busy it is not.
+        delay = moments.uniform(0, moments.choice([0.4, 2.0]))
+        run_ranks(_save_and_die, 2, place, files, moments.randrange(2), delay)
     except RankError:
         survived = False
     store = open_store(place)

@@ -1,12 +1,22 @@
 """Importing: what was in the file is in the checkpoint to the bit, sharded as DTensor shards; or refused."""
 
+import os
+import pickle
+import struct
+import uuid
 import zipfile
 from collections import OrderedDict, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from isal import isal_zlib
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import dcp
 from dcp.errors import AlreadyExistsError, CheckpointError, NotFoundError, UsageError
@@ -14,6 +24,7 @@ from dcp.layout import Layout
 from dcp.save import import_torch_save
 from tests.dcp.load.expectations import Sabotage, same_bits
 from tests.dcp.save.saving import awkward_state, blank, flat, load, names
+from tests.support.ranks import run_ranks
 from tests.support.train import SavedCheckpoint
 
 
@@ -108,19 +119,124 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_damage_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    path = Path(write({"w": torch.arange(1000.0)}, tmp_path / "in.pt"))
+def damaged(path: Path, entry: str = "data/0") -> str:
+    """The file with one bit of an entry's content flipped."""
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
-        content[archive.getinfo("in/data/0").header_offset + 500] ^= 1
+        [info] = [info for info in archive.infolist() if info.filename.partition("/")[2] == entry]
+    head = info.header_offset
+    start = head + 30 + sum(struct.unpack_from("<HH", content, head + 26))
+    content[start + info.file_size // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="CRC") as caught:
-        import_torch_save(str(path), str(tmp_path / "step"))
+    return str(path)
+
+
+STRIDED = torch.arange(1000.0).reshape(10, 100)[:, ::3]
+
+
+@pytest.mark.parametrize(
+    ("state", "entry"),
+    [
+        ({"w": torch.arange(1000.0)}, "data/0"),
+        ({"w": torch.arange(1000.0)}, "version"),
+        ({"w": torch.arange(1000.0)}, "data.pkl"),
+        ({"view": torch.arange(1000.0)[10:20]}, "data/0"),
+        ({"strided": STRIDED}, "data/0"),
+        ({"object": {1, 2}, "sparse": torch.eye(3).to_sparse()}, "data/1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_damage_anywhere_leaves_no_checkpoint(
+    tmp_path: Path, place: str, state: dict[str, Any], entry: str
+) -> None:
+    path = damaged(Path(write(state, tmp_path / "in.pt")), entry)
+    with pytest.raises(CheckpointError, match=r"CRC") as caught:
+        import_torch_save(path, place, 3)
     assert caught.value.code == "records.corrupt"
-    path.write_bytes(content[:-100])
-    with pytest.raises(CheckpointError):
-        import_torch_save(str(path), str(tmp_path / "step"))
+    with suppress(NotFoundError):
+        assert names(place) == []
+
+
+def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
+    path = Path(write({"w": torch.arange(1000.0)}, tmp_path / "in.pt"))
+    content = path.read_bytes()
+    for size in (0, 3, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(CheckpointError):
+            import_torch_save(str(path), str(tmp_path / "step"))
     assert not (tmp_path / "step").exists()
+
+
+def test_damage_does_not_cost_the_checkpoint_that_was_to_be_replaced(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    import_torch_save(write({"w": torch.ones(2)}, tmp_path / "good.pt"), place)
+    path = damaged(Path(write({"w": torch.zeros(1000)}, tmp_path / "bad.pt")))
+    with pytest.raises(CheckpointError, match="CRC"):
+        import_torch_save(path, place, overwrite=True)
+    assert load({"w": torch.zeros(2)}, place)["w"].eq(1).all()
+
+
+def resident() -> int:
+    """Bytes of memory that this process has, mapped files included."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    bound = 80 << 20
+    square = torch.zeros(4096, 8192)
+    path = write({"plain": square, "turned": torch.ones(4096, 8192).T}, tmp_path / "in.pt")
+    del square
+    assert Path(path).stat().st_size > 3 * bound
+    before, peak = resident(), 0
+
+    def look(*_: int) -> None:
+        nonlocal peak
+        peak = max(peak, resident())
+
+    import_torch_save(path, str(tmp_path / "step"), 2, progress=look)
+    assert peak - before < bound
+
+
+def test_every_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcp.save.torch_source.BLOCK", 1 << 12)
+    hashed: list[int] = []
+    crc32 = isal_zlib.crc32
+
+    def counting(data: Any, *rest: int) -> int:
+        hashed.append(len(memoryview(data)))
+        return crc32(data, *rest)
+
+    monkeypatch.setattr(isal_zlib, "crc32", counting)
+    large, place = torch.randn(30_000, 5), str(tmp_path / "step")
+    path = write({"a": large, "tied": large, "view": large[3:5]}, tmp_path / "in.pt")
+    import_torch_save(path, place, 7)
+    # Once for each of its two keys; what the file says of itself is some kilobytes.
+    assert 2 * large.nbytes <= sum(hashed) < 2 * large.nbytes + 150_000
+    loaded = load(
+        {"a": torch.zeros(30_000, 5), "tied": torch.zeros(30_000, 5), "view": torch.zeros(2, 5)}, place
+    )
+    assert same_bits(loaded["a"], large)
+    assert same_bits(loaded["tied"], large)
+    assert same_bits(loaded["view"], large[3:5])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_view_goes_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    monkeypatch.setattr("dcp.save.torch_source.BLOCK", data.draw(st.sampled_from([8, 64, 1 << 12])))
+    monkeypatch.setattr("dcp.save.torch_source.MOST_APART", data.draw(st.sampled_from([16, 200, 1 << 12])))
+    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
+    base = torch.arange(3.0 + 8 * 5**4)
+    strides = [data.draw(st.integers(0, 60)) for _ in shape]
+    tensor = base.as_strided(shape, strides, data.draw(st.integers(0, 3)))
+    if data.draw(st.booleans()):
+        tensor = tensor.to(torch.complex64).conj()
+    place = str(tmp_path / uuid.uuid4().hex)
+    import_torch_save(write({"t": tensor}, tmp_path / "in.pt"), place, data.draw(st.integers(1, 4)))
+    loaded = load({"t": torch.zeros(shape, dtype=tensor.dtype)}, place)["t"]
+    assert same_bits(loaded, tensor.clone(memory_format=torch.contiguous_format))
 
 
 def test_a_small_file_cannot_fill_a_disk(tmp_path: Path) -> None:
@@ -132,22 +248,123 @@ def test_a_small_file_cannot_fill_a_disk(tmp_path: Path) -> None:
     assert load({"w": torch.zeros(3, 4)}, str(tmp_path / "step"))["w"].eq(2).all()
 
 
-def test_a_committed_step_is_kept(tmp_path: Path) -> None:
-    place = str(tmp_path / "step")
+def test_a_committed_step_is_kept(tmp_path: Path, place: str) -> None:
     path = write({"w": torch.ones(2)}, tmp_path / "in.pt")
     import_torch_save(path, place, 2)
     with pytest.raises(AlreadyExistsError):
         import_torch_save(path, place)
+    assert names(place) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
     import_torch_save(path, place, overwrite=True)
     assert names(place) == [".metadata", "__0_0.distcp"]
 
 
+DTYPES = [
+    *(torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu),
+    *(torch.complex64, torch.complex128, torch.complex32, torch.uint16, torch.uint64, torch.bool, torch.int8),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_types_of_elements(tmp_path: Path, dtype: torch.dtype) -> None:
+    raw = torch.arange(64 * dtype.itemsize, dtype=torch.uint8)
+    tensor = raw.ne(0) if dtype is torch.bool else raw.view(dtype)
+    state = {"t": tensor.reshape(8, 8), "column": tensor.reshape(8, 8)[:, 1], "none": tensor[:0]}
+    place = str(tmp_path / "step")
+    import_torch_save(write(state, tmp_path / "in.pt"), place, 3)
+    assert_same(load({key: torch.zeros_like(value) for key, value in state.items()}, place), state)
+
+
+def test_tensors_that_are_more_than_a_storage_stay_what_they_are(tmp_path: Path) -> None:
+    values = torch.tensor([1.0, 2.0, -3.0])
+    state = {
+        "quantized": torch.quantize_per_tensor(values, 0.1, 3, torch.qint8),
+        "sparse": values.to_sparse(),
+    }
+    place, again = str(tmp_path / "step"), str(tmp_path / "out.pt")
+    import_torch_save(write(state, tmp_path / "in.pt"), place, 2)
+    dcp.export(place, again)
+    found = torch.load(again)
+    assert found["quantized"].is_quantized
+    assert found["quantized"].dequantize().equal(state["quantized"].dequantize())
+    assert found["sparse"].to_dense().equal(values)
+
+
+def test_import_and_export_give_back_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    state = {
+        "model": {"w": torch.randn(7, 5), "b": torch.randn(5).bfloat16(), "empty": torch.zeros(0, 3)},
+        "scalar": torch.tensor(1.5),
+        "step": 12,
+        "betas": (0.9, 0.95),
+        "names": ["a", "b"],
+        "text": "x" * 1000,
+    }
+    first, place, again = tmp_path / "a" / "m.pt", str(tmp_path / "step"), tmp_path / "b" / "m.pt"
+    for path in (first, again):
+        path.parent.mkdir()
+    import_torch_save(write(state, first), place, 3)
+    dcp.export(place, str(again))
+    assert again.read_bytes() == first.read_bytes()
+
+
+def save_trained(place: str, file: str) -> None:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(5)
+    # Fewer rows than ranks, rows that do not divide, a scalar, a buffer, and one dimension.
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 2), torch.nn.Linear(2, 1)
+    )
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(4, 3)).square().sum().backward()
+    optimizer.step()
+    sharded = get_state_dict(model, optimizer)
+    whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    torch_checkpoint.save({"model": sharded[0], "optim": sharded[1], "step": 3}, checkpoint_id=place)
+    if torch.distributed.get_rank() == 0:
+        torch.save({"model": whole[0], "optim": whole[1], "step": 3}, file)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_are_those_that_fully_shard_saves(tmp_path: Path, ranks: int) -> None:
+    saved, imported, file = tmp_path / "saved", tmp_path / "imported", str(tmp_path / "full.pt")
+    run_ranks(save_trained, ranks, str(saved), file)
+    import_torch_save(file, str(imported), ranks, whole=["*.running_*"])
+    theirs, ours = (pickle.loads((place / ".metadata").read_bytes()) for place in (saved, imported))
+    assert ours.planner_data == theirs.planner_data
+    assert ours.state_dict_metadata.keys() == theirs.state_dict_metadata.keys()
+    for key, entry in theirs.state_dict_metadata.items():
+        mine = ours.state_dict_metadata[key]
+        assert type(mine) is type(entry), key
+        if isinstance(entry, TensorStorageMetadata):
+            assert mine == entry, key
+    for index, stored in theirs.storage_data.items():
+        held = theirs.state_dict_metadata[index.fqn]
+        # Of shards without elements any rank may be the one that wrote it.
+        if (
+            isinstance(held, TensorStorageMetadata)
+            and len(held.chunks) > 1
+            and index.offset[0] < held.size[0]
+        ):
+            assert ours.storage_data[index].relative_path[:4] == stored.relative_path[:4], index
+    assert dcp.diff(str(saved), str(imported), values=True).same
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     place = str(tmp_path / "step")
     with pytest.raises(UsageError, match="does not hold a dict"):
         import_torch_save(write(torch.ones(2), tmp_path / "t.pt"), place)
     with pytest.raises(UsageError, match=r"both be saved as a\.b"):
         import_torch_save(write({"a": {"b": 1}, "a.b": 2}, tmp_path / "d.pt"), place)
+    with pytest.raises(UsageError, match=r"a key like 'none\.\*'"):
+        import_torch_save(write({"w": torch.ones(2)}, tmp_path / "w.pt"), place, whole=["none.*"])
+    with pytest.raises(UsageError, match="one text"):
+        import_torch_save(str(tmp_path / "w.pt"), place, whole="w")
     with pytest.raises(UsageError, match="ranks"):
         import_torch_save(str(tmp_path / "d.pt"), place, 0)
     with pytest.raises(UsageError, match="not a local file"):
@@ -157,3 +374,33 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     torch.save({"w": 1}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match=r"since torch 1\.6"):
         import_torch_save(str(tmp_path / "old.pt"), place)
+    for name, changes in {
+        "big-endian": {"byteorder": b"big"},
+        r"no data\.pkl": {"data.pkl": None},
+        "storage 0": {"data/0": None},
+        "reaches beyond|not all": {"data/0": b"12"},
+    }.items():
+        with pytest.raises(CheckpointError, match=name):
+            import_torch_save(rebuilt(tmp_path / "x.pt", changes), place)
+    doubled = rebuilt(tmp_path / "x.pt", {}, twice="data/0")
+    with pytest.raises(CheckpointError, match="damaged at entry data/0"):
+        import_torch_save(doubled, place)
+    with pytest.raises(CheckpointError, match="compressed"):
+        import_torch_save(rebuilt(tmp_path / "x.pt", {}, method=zipfile.ZIP_DEFLATED), place)
+
+
+def rebuilt(
+    path: Path, changes: dict[str, bytes | None], twice: str = "", method: int = zipfile.ZIP_STORED
+) -> str:
+    """A file of another zip writer, with some entries changed or left out or there twice."""
+    torch.save({"w": torch.arange(1000.0)}, path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in entries.items():
+            short = name.partition("/")[2]
+            changed = changes.get(short, content)
+            for _ in range(2 if short == twice else 1):
+                if changed is not None:
+                    archive.writestr(name, changed)
+    return str(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +35,7 @@ _CREDENTIAL_ERRORS = {
     "RefreshError",
 }
 _PASSING = {408, 429}
+_DEAF = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)
 _ATTEMPTS = 8
 _DEAF_ATTEMPTS = 5
 _RETRY_SECONDS = 60.0
@@ -51,7 +53,8 @@ def translate(error: BaseException, url: str) -> CkptError:
         return error
     reason = f"{type(error).__name__}: {error}".strip().rstrip(":").splitlines()[0][:300]
     status = status_of(error)
-    number = getattr(error, "errno", None)
+    # OpenSSL counts its errors too, with numbers that mean something else.
+    number = None if isinstance(error, ssl.SSLError) else getattr(error, "errno", None)
     if isinstance(error, FileExistsError) or status == 412:
         return AlreadyExistsError(f"{url} exists already", url)
     if type(error).__name__ in _CREDENTIAL_ERRORS:
@@ -128,6 +131,6 @@ def _may_pass(error: BaseException) -> bool:
 def _is_enough(retry_state: RetryCallState) -> bool:
     assert retry_state.outcome is not None
     error = retry_state.outcome.exception()
-    deaf = error is not None and isinstance(error.__cause__, ConnectionRefusedError | socket.gaierror)
+    deaf = error is not None and isinstance(error.__cause__, _DEAF)
     late = (retry_state.seconds_since_start or 0) > _RETRY_SECONDS
     return late or retry_state.attempt_number >= (_DEAF_ATTEMPTS if deaf else _ATTEMPTS)

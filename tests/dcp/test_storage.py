@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import ssl
 import threading
 import uuid
 from pathlib import Path
@@ -167,6 +168,47 @@ def test_streams_appear_when_they_are_whole(store: Store) -> None:
     assert store.read("out/big.bin", 10_000) == b"z" * 3000
 
 
+def test_buffers_are_filled_one_after_another(store: Store) -> None:
+    store.replace("f", bytes(range(200)))
+    first, second = bytearray(50), bytearray(30)
+    store.read_into("f", 10, [memoryview(first), memoryview(second), memoryview(bytearray())])
+    assert first + second == bytes(range(10, 90))
+    store.read_into("f", 10, [])
+    for start in (150, 400):
+        with pytest.raises(CheckpointError) as raised:
+            store.read_into("f", start, [memoryview(first), memoryview(second)])
+        assert raised.value.code == "files.truncated"
+
+
+def test_a_checksum_that_a_store_tells_is_right(store: Store) -> None:
+    store.replace("a", b"123456789")
+    with store.writer("b") as sink:
+        sink.write(b"12345")
+        sink.write(b"6789")
+    with store.writer("empty"):
+        pass
+    told = {info.name: info.crc32c for info in store.objects()}
+    for name, expected in (("a", "e3069283"), ("b", "e3069283"), ("empty", "00000000")):
+        assert told[name] == store.info(name).crc32c
+        assert told[name] in (None, expected)
+
+
+def test_sweeping_leaves_what_is_finished_or_under_way(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dcp.storage.uploads.PART", 5 << 20)
+    monkeypatch.setattr("dcp.storage.uploads.WHOLE", 1)
+    store.sweep()
+    store.replace("d/keep", b"x")
+    data = os.urandom(1 << 20) * 16
+    with store.writer("d/big") as sink:
+        sink.write(data)
+        store.child("d").sweep()
+        with store.writer("d/big") as other:
+            other.write(b"another writer")
+        sink.write(data[:100])
+    assert [o.name for o in store.objects()] == ["d/big", "d/keep"]
+    assert store.read("d/big", 1 << 30) == data + data[:100]
+
+
 class Interrupted(Exception):
     pass
 
@@ -264,6 +306,11 @@ def test_no_permission_is_forbidden(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o000)
     with pytest.raises(ForbiddenError):
         open_store(str(tmp_path / "closed")).objects()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_no_lack_of_permission() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    assert isinstance(translate(error, "gs://bucket/x"), UnreachableError)
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp.errors import DamagedUploadError, EnvironmentFault, UnreachableError
+from dcp.errors import DamagedUploadError, EnvironmentFault, UnreachableError, UsageError
 from dcp.storage import Store, open_store
 from dcp.storage.crc32c import crc32c, joined
 from dcp.storage.uploads import is_abandoned, mark
@@ -310,3 +310,19 @@ def test_an_export_reads_over_links_that_fail(place: Place, checkpoint: str, tmp
     with pytest.raises(UnreachableError):
         export(checkpoint, str(tmp_path / "none.pt"), **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["503.pt", "reset.pt", "short.pt"]
+
+
+def test_credentials_are_those_that_gcsfs_takes() -> None:
+    from google.oauth2.credentials import Credentials
+
+    from dcp.storage.gcs import GcsStore, understands
+
+    def sent(**options: Any) -> dict[str, str]:
+        assert understands(options)
+        return dict(GcsStore("gs://bucket/run", options)._client._headers())
+
+    assert sent(token=Credentials(token="abc")) == {"authorization": "Bearer abc"}  # type: ignore[no-untyped-call]
+    assert sent(token="anon") == {}
+    assert not understands({"session_kwargs": {}})
+    with pytest.raises(UsageError, match="project"):
+        open_store("gs://bucket/run", requester_pays=True, token="anon")

@@ -7,12 +7,24 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
 import dcp
 from dcp.errors import CheckpointError, UsageError
 from dcp.save import BucketWriter, CheckedSavePlanner
+from dcp.save.files import size_of
+from dcp.save.shared import dedup
 from tests.dcp.load.expectations import same_bits
 from tests.dcp.save.saving import awkward_state, blank, load, save
 from tests.support.ranks import RankError, run_ranks
@@ -279,13 +291,6 @@ class SavedPiece:
         self.first, self.local = first, torch.ones(last - first, 3)
 
     def __create_write_items__(self, key: str, _: object) -> list[Any]:
-        from torch.distributed.checkpoint.metadata import (
-            ChunkStorageMetadata,
-            MetadataIndex,
-            TensorProperties,
-        )
-        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
         offsets = torch.Size([self.first, 0])
         chunk = ChunkStorageMetadata(offsets, self.local.size())
         data = TensorWriteData(chunk, TensorProperties.create_from_tensor(self.local), torch.Size([10, 3]))
@@ -306,6 +311,90 @@ def test_shards_that_do_not_tile_are_refused_with_both_sides(
     with pytest.raises(RankError, match=said):
         run_ranks(_save_pieces, 2, str(tmp_path / "step"), rows)
     assert not (tmp_path / "step").exists()
+
+
+def test_a_hole_is_refused_also_where_one_process_saves(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"w: nothing holds \[6:10, 0:3\]"):
+        save({"w": SavedPiece(0, 6)}, BucketWriter(str(tmp_path / "s")), planner=CheckedSavePlanner())
+
+
+class SavedTwice(SavedPiece):
+    """The same rows two times."""
+
+    def __create_write_items__(self, key: str, value: object) -> list[Any]:
+        return super().__create_write_items__(key, value) * 2
+
+
+def test_what_one_rank_would_write_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"w: rank 0 would write \[0:10, 0:3\] twice"):
+        save({"w": SavedTwice(0, 10)}, BucketWriter(str(tmp_path / "s")), planner=CheckedSavePlanner())
+
+
+def _plan_of(sizes: dict[str, int], first: int = 0) -> SavePlan:
+    """Every key a shard of so many bytes, which begins at ``first``, of a tensor of a million."""
+    items = []
+    for key, size in sizes.items():
+        chunk = ChunkStorageMetadata(torch.Size([first]), torch.Size([size]))
+        data = TensorWriteData(chunk, TensorProperties(dtype=torch.uint8), torch.Size([1_000_000]))
+        items.append(WriteItem(MetadataIndex(key, [first]), WriteItemType.SHARD, tensor_data=data))
+    return SavePlan(items)
+
+
+@given(
+    shared=st.lists(st.integers(0, 1000), max_size=30),
+    own=st.lists(st.integers(0, 1000), min_size=1, max_size=6),
+)
+def test_what_several_hold_is_dealt_out_evenly_and_each_once(shared: list[int], own: list[int]) -> None:
+    both = {f"s{number}": size for number, size in enumerate(shared)}
+    plans = [
+        SavePlan(_plan_of(both).items + _plan_of({"own": size}, first=rank).items)
+        for rank, size in enumerate(own)
+    ]
+    loads = [sum(map(size_of, plan.items)) for plan in dedup(plans, to_lowest_rank=False)]
+    assert sum(loads) == sum(shared) + sum(own)
+    largest = max([*shared, 0])
+    for load_, size in zip(loads, own, strict=True):
+        # Who writes more than its own does not write more than the others by more than one item.
+        assert load_ == size or load_ - min(loads) <= largest + len(shared)
+    lowest = dedup(plans, to_lowest_rank=True)
+    assert [len(plan.items) for plan in lowest] == [len(shared) + 1, *[1] * (len(own) - 1)]
+
+
+def _several_checkpointers(place: str) -> None:
+    rank = torch.distributed.get_rank()
+    planners = [CheckedSavePlanner(), CheckedSavePlanner()]
+    for step in range(3):
+        stock = DefaultSavePlanner(enable_plan_caching=True)
+        writer = BucketWriter(f"{place}/stock_{step}")
+        torch_checkpoint.save({"other": torch.ones(3)}, storage_writer=writer, planner=stock)
+        for number, planner in enumerate(planners):
+            # Other keys and other shapes in every save.
+            state = {"w": torch.full((2 + step,), float(number)), f"step_{step}": step}
+            writer = BucketWriter(f"{place}/{number}_{step}")
+            if number:
+                torch_checkpoint.save(state, storage_writer=writer, planner=planner)
+            else:
+                torch_checkpoint.async_save(state, storage_writer=writer, planner=planner).result()
+    cached = {name for name, held in vars(SavePlanner).items() if name.startswith("_cached") and held}
+    assert cached == (
+        {"_cached_save_plan", "_cached_final_save_plan"} | (_COORDINATORS if not rank else set())
+    )
+    assert all(list(vars(SavePlanner)[name]) == ["DefaultSavePlanner"] for name in cached)
+
+
+_COORDINATORS = {"_cached_all_plans", "_cached_global_plan", "_cached_metadata"}
+
+
+def test_plans_do_not_leak_between_checkpointers(tmp_path: Path) -> None:
+    run_ranks(_several_checkpointers, 2, str(tmp_path))
+    for step in range(3):
+        for number in range(2):
+            place = str(tmp_path / f"{number}_{step}")
+            assert keys(place) == {"w", f"step_{step}"}
+            assert load({"w": torch.zeros(2 + step)}, place)["w"].eq(number).all()
+            assert dcp.validate(place, scrub=True).ok
+    with pytest.raises(TypeError, match="enable_plan_caching"):
+        CheckedSavePlanner(enable_plan_caching=True)  # type: ignore[call-arg]
 
 
 def test_awkward_states_are_saved_as_with_torchs_planner(tmp_path: Path) -> None:

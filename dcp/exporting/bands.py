@@ -45,11 +45,8 @@ class Band:
     box: Box
     nbytes: int
     pieces: tuple[Piece, ...]
-
-    @property
-    def straight(self) -> bool:
-        """Whether the pieces' bytes, one after another, are the band's bytes."""
-        return all(spans(piece.box, self.box) for piece in self.pieces)
+    straight: bool
+    """Whether the pieces' bytes, one after another, are the band's bytes."""
 
 
 def spans(part: Box, of: Box) -> bool:
@@ -79,7 +76,7 @@ def bands(entry: TensorEntry, budget: int) -> Iterator[Band]:
         else:
             active = list(waiting)
         pieces = sorted(_pieces(box, active, item), key=lambda piece: piece.box.offsets)
-        yield Band(box, box.volume * item, tuple(pieces))
+        yield Band(box, box.volume * item, tuple(pieces), all(spans(piece.box, box) for piece in pieces))
 
 
 def _boxes(shape: Shape, limit: int) -> Iterator[Box]:

@@ -29,6 +29,7 @@ _HOME = {
     "BucketWriter": "dcp.save",
     "CheckedSavePlanner": "dcp.save",
     "import_torch_save": "dcp.save",
+    "notify_committed": "dcp.notify",
 }
 
 __all__ = ["errors", *_HOME]

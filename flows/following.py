@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from dcp.errors import EnvironmentFault
 from flows.operation_settings import AfterPublishSettings
@@ -18,7 +20,6 @@ from tasks.after import (
 )
 from tasks.alert import told
 from tasks.ledger import StepKey
-from tasks.publish import PublishReport
 
 FAILED = "after-publish"
 RECOVERED = "after-publish-recovered"
@@ -26,17 +27,17 @@ RECOVERED = "after-publish-recovered"
 _log = logging.getLogger(__name__)
 
 
-def publication_of(workshop: Workshop, key: StepKey, number: int, report: PublishReport) -> Publication:
-    """What is told about a published step."""
+def publication_of(workshop: Workshop, key: StepKey, number: int, facts: Mapping[str, Any]) -> Publication:
+    """What is told about a published step, from the facts of its record ``published``."""
     return Publication(
         run=workshop.run.name,
         step=key.step,
         number=number,
         fingerprint=key.fingerprint,
-        published=report.url,
-        manifest=report.manifest,
-        files=report.files,
-        bytes=report.bytes,
+        published=str(facts["url"]),
+        manifest=str(facts["manifest"]),
+        files=int(facts["files"]),
+        bytes=int(facts["bytes"]),
     )
 
 

@@ -163,8 +163,8 @@ class _Process:
         """The report of a published step, after one attempt at what follows if that is due."""
         run = self.settings_of_run
         if is_due(run.after_publish, self.ledger.stages(self.key), force=self.force):
-            report = PublishReport(**self.ledger.read(self.key, "published").facts, first=False)
-            publication = publication_of(self.workshop, self.key, self.found.number, report)
+            facts = self.ledger.read(self.key, "published").facts
+            publication = publication_of(self.workshop, self.key, self.found.number, facts)
             self.after = follow(self.workshop, publication, self.key)
             self.teller.followed(self.key, self.after)
         return self._report("published", published=self._directory)
@@ -375,9 +375,9 @@ class _Process:
             publish_options=run.publish_options,
         )
         self.teller.recovered(self.key, report)
-        publication = publication_of(self.workshop, self.key, self.found.number, report)
-        announce(self.workshop, publication, self.key)
         facts = report.model_dump(mode="json", exclude={"first"}) | {"seconds": seconds}
+        publication = publication_of(self.workshop, self.key, self.found.number, facts)
+        announce(self.workshop, publication, self.key)
         self._done("publish", facts, seconds)
         return report
 

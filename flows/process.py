@@ -95,3 +95,20 @@ def process_in_flow(
         )
     except StepFailedError as failed:
         return failed.report
+
+
+def process_step_on_notice(settings: LifecycleSettings, run: str, step: str) -> StepReport:
+    """Process a step that somebody said is committed: here, or on a worker where the settings say so.
+
+    Raises:
+        StepGoneError: there is no such step.
+        StorageError: source or ledger cannot be listed or written.
+        EnvironmentFault: Prefect does not work.
+    """
+    with prefect_answers():
+        start_server()
+        if settings.deploy.steps == "runs":
+            from flows.submit import Submitter
+
+            return Submitter(settings)(settings.run(run), step)
+        return process_in_flow(settings, run, step)

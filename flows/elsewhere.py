@@ -12,11 +12,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from prefect.client.schemas.objects import FlowRun
 from prefect.logging import get_run_logger
 
-from dcp.errors import EnvironmentFault, NotFoundError, ResourceError
+from dcp.errors import EnvironmentFault, NotFoundError, ResourceError, StorageError
 from dcp.storage import join_url, open_store
 from flows.deploy_settings import PoolSettings
 from flows.flow_runs import Waited, own_pool, start_run, state_text, wait_for
@@ -26,6 +27,7 @@ from flows.sharding import shard_mapper
 from tasks.export import ExportRequest, StepExport, artifacts_stand, export_step
 from tasks.export_plan import StepNeed, measured_rates, plan_step
 from tasks.handover import artifacts_of, raise_failure
+from tasks.leases import Leases
 from tasks.ledger import Ledger, StepKey
 from tasks.manifest import published_directory
 from tasks.prefect_tasks import call_as_task
@@ -48,6 +50,11 @@ def directory_of(run: RunSettings, key: StepKey) -> str:
     return join_url(run.publish, run.name, published_directory(key))
 
 
+def lease_name(step: str, token: str) -> str:
+    """Under which name a worker holds a lease while it exports: only to show that it is alive."""
+    return f"{step}@export-{token}"
+
+
 class ExportElsewhere:
     """Exports steps of one run on the pools of the settings. Must be called from within a flow."""
 
@@ -57,6 +64,7 @@ class ExportElsewhere:
         self.settings = settings.deploy
         self.run = run
         self.ledger = ledger
+        self.leases = Leases(ledger.store, settings.lease_expiry)
         self.poll = poll
 
     def __call__(self, key: StepKey, attempt: int, parts: Sequence[str]) -> StepExport:
@@ -115,6 +123,7 @@ class ExportElsewhere:
             pickup_timeout=self.settings.pickup_timeout,
             run_timeout=self.settings.export_timeout,
             poll=self.poll,
+            alive=partial(self._alive, lease_name(key.step, token)),
         )
         raise_failure(self.ledger, key, token)
         if waited == "ended" and ended.state is not None and ended.state.is_completed():
@@ -158,6 +167,14 @@ class ExportElsewhere:
                 return flow_run
             idempotency = f"{idempotency}:{flow_run.id}"
 
+    def _alive(self, name: str) -> bool:
+        """Whether the worker holds its lease; True where storage does not tell."""
+        try:
+            standing = self.leases.standing(name)
+            return standing is not None and not self.leases.dead(standing)
+        except StorageError:
+            return True
+
     def _stands(self, key: StepKey) -> bool:
         try:
             artifacts = artifacts_of(self.ledger, key)
@@ -173,6 +190,8 @@ class ExportElsewhere:
                 f"{what} was begun by no worker within {self.settings.pickup_timeout:.0f} s and is "
                 f"cancelled; see its workers: prefect work-pool inspect {pool.name} ({asked})"
             )
+        if waited == "lost":
+            return EnvironmentFault(f"{what} lost its worker, which shows no sign of life any more ({asked})")
         if waited == "too-long":
             return EnvironmentFault(
                 f"{what} took more than {self.settings.export_timeout:.0f} s and is cancelled ({asked})"

@@ -7,16 +7,18 @@ told by the parent alone.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 from prefect import flow
 from prefect.logging import get_run_logger
 
 from dcp.storage import join_url
-from flows.elsewhere import directory_of, requests_of
+from flows.elsewhere import directory_of, lease_name, requests_of
 from flows.settings import DEFAULT_FILE, load_settings
 from flows.sharding import shard_mapper
 from tasks.export import export_step
 from tasks.handover import hand_over_failure, hand_over_success
+from tasks.leases import Leases
 from tasks.ledger import Ledger, StepKey
 from tasks.prefect_tasks import call_as_task
 
@@ -45,17 +47,19 @@ def export_one_step(
     ledger = Ledger.open(chosen.publish, chosen.name, **chosen.publish_options)
     key = StepKey(step, fingerprint)
     started = time.perf_counter()
+    lease = Leases(ledger.store, settings.lease_expiry).acquire(lease_name(step, token))
     try:
-        report = call_as_task(
-            export_step,
-            join_url(chosen.source, step),
-            directory_of(chosen, key),
-            parts=parts or [],
-            requests=requests_of(chosen),
-            options=chosen.options,
-            publish_options=chosen.publish_options,
-            mapped=shard_mapper(settings.deploy),
-        )
+        with lease or nullcontext():
+            report = call_as_task(
+                export_step,
+                join_url(chosen.source, step),
+                directory_of(chosen, key),
+                parts=parts or [],
+                requests=requests_of(chosen),
+                options=chosen.options,
+                publish_options=chosen.publish_options,
+                mapped=shard_mapper(settings.deploy),
+            )
     # Whatever it is, the parent must learn of it.
     except Exception as error:
         failed = hand_over_failure(ledger, key, token, error)

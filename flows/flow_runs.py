@@ -7,7 +7,7 @@ with the parameters it was given then. So a key must hold everything that makes 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -44,7 +44,12 @@ _PAGE = 200
 _PATIENCE = 300.0
 """Seconds for which Prefect's API may not answer while a run is waited for."""
 
-Waited = Literal["ended", "never-begun", "too-long"]
+BEFORE_LEASE = 120.0
+"""Seconds from the beginning of a run until it must show signs of life."""
+LOOK = 30.0
+"""Seconds between two looks for them; a run that shows none twice is lost."""
+
+Waited = Literal["ended", "never-begun", "too-long", "lost"]
 """How waiting for a run came to an end."""
 
 
@@ -86,21 +91,23 @@ def start_run(
 
 
 def wait_for(
-    run: FlowRun, *, pickup_timeout: float, run_timeout: float, poll: float
+    run: FlowRun, *, pickup_timeout: float, run_timeout: float, poll: float, alive: Callable[[], bool]
 ) -> tuple[FlowRun, Waited]:
-    """Wait until a run has ended, or is cancelled here because it was not begun or takes too long.
+    """Wait until a run has ended, or is ended here because it was not begun, takes too long or is lost.
 
     Args:
         run: the run.
         pickup_timeout: seconds in which a worker must begin it.
         run_timeout: seconds that it may take from then on.
         poll: seconds between two looks.
+        alive: whether a run that has begun a while ago shows signs of life, or nothing is known of that.
 
     Raises:
         EnvironmentFault: Prefect's API stopped answering.
     """
     asked = answered = time.monotonic()
     begun: float | None = None
+    looked, missed = asked, 0
     with get_client(sync_client=True) as client:
         while True:
             now = time.monotonic()
@@ -121,6 +128,10 @@ def wait_for(
             if begun is not None and now - begun > run_timeout:
                 _cancel(client, run)
                 return run, "too-long"
+            if begun is not None and now - begun > BEFORE_LEASE and now - looked > LOOK:
+                looked, missed = now, 0 if alive() else missed + 1
+                if missed == 2:
+                    return declare_crashed(run, "its worker shows no sign of life"), "lost"
             time.sleep(poll)
 
 

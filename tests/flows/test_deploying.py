@@ -21,6 +21,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from pydantic import ByteSize
 
 from dcp.errors import EnvironmentFault, ResourceError
+from flows import flow_runs
 from flows.deploy_settings import PoolSettings
 from flows.deploying.automations import load_automations
 from flows.deploying.local import LocalDeployment, Up
@@ -130,7 +131,7 @@ def test_an_export_beyond_its_memory_is_killed_and_told_with_both_numbers(place:
     key = _published_key(place)
     memory = 60 << 20
     pool = PoolSettings(name="large-memory", memory=ByteSize(memory))
-    error = _refused(place, pool=pool, key=key, overhead=memory)
+    error = _refused(place, pool=pool, key=key, overhead=memory, attempt=6)
     assert isinstance(error, ResourceError)
     assert "137" in str(error)
     assert f"{memory} bytes of memory were estimated, {memory} are allowed there" in str(error)
@@ -141,27 +142,33 @@ def test_an_export_that_nobody_begins_is_cancelled_and_told(place: Place) -> Non
     error = _refused(place, pool=PoolSettings(name="idle", memory=ByteSize(8 << 30)), key=key, pickup=2.0)
     assert "was begun by no worker within 2 s" in str(error)
     assert "prefect work-pool inspect idle" in str(error)
-    [run] = [run for run in _runs(place.up.api) if run["work_pool_name"] == "idle"]
+    [run] = [run for run in _runs(place.up.api) if run["name"].endswith("-export-7")]
     assert run["state_type"] == "CANCELLED"
 
 
 def test_an_export_that_somebody_cancels_is_told_as_that(place: Place) -> None:
     key = _published_key(place)
 
-    def cancel() -> None:
-        def waiting() -> list[dict[str, Any]]:
-            found = _runs(place.up.api)
-            return [r for r in found if r["work_pool_name"] == "idle" and r["state_type"] != "CANCELLED"]
-
-        _until(lambda: bool(waiting()), 60)
-        state = {"state": {"type": "CANCELLED"}, "force": True}
-        httpx.post(f"{place.up.api}/flow_runs/{waiting()[0]['id']}/set_state", json=state)
-
-    canceller = threading.Thread(target=cancel)
+    canceller = threading.Thread(target=_set_idle_run, args=(place, "CANCELLED"))
     canceller.start()
     error = _refused(place, pool=PoolSettings(name="idle", memory=ByteSize(8 << 30)), key=key, attempt=8)
     canceller.join()
     assert "was cancelled" in str(error)
+
+
+def test_an_export_whose_worker_is_gone_is_told_as_that(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow_runs, "BEFORE_LEASE", 0.0)
+    monkeypatch.setattr(flow_runs, "LOOK", 0.5)
+    key = _published_key(place)
+    begin = threading.Thread(target=_set_idle_run, args=(place, "RUNNING"))
+    begin.start()
+    error = _refused(place, pool=PoolSettings(name="idle", memory=ByteSize(8 << 30)), key=key, attempt=9)
+    begin.join()
+    assert "lost its worker" in str(error)
+    [run] = [run for run in _runs(place.up.api) if run["name"].endswith("-export-9")]
+    assert run["state_type"] == "CRASHED"
 
 
 def test_forms_are_typed_and_described(place: Place) -> None:
@@ -177,6 +184,14 @@ def test_forms_are_typed_and_described(place: Place) -> None:
     options = schema["definitions"]["ExportOptions"]["properties"]
     assert options["format"]["enum"] == ["torch", "safetensors"]
     assert all(option["description"] for option in options.values())
+
+
+def test_the_server_takes_the_pool_for_kubernetes(place: Place) -> None:
+    template = json.loads((PROJECT / "pools" / "kubernetes.json").read_text())
+    pool = {"name": "cluster", "type": "kubernetes", "base_job_template": template}
+    server = Server(place.up.api)
+    assert server.ask("POST", "work_pools/", pool)["base_job_template"] == template
+    server.ask("DELETE", "work_pools/cluster")
 
 
 def test_every_alert_has_its_automation(place: Place) -> None:
@@ -223,6 +238,18 @@ def _refused(
     with temporary_settings({PREFECT_API_URL: place.up.api}), pytest.raises(EnvironmentFault) as caught:
         parent()
     return caught.value
+
+
+def _set_idle_run(place: Place, state: str) -> None:
+    """Give the waiting run on the idle pool a state, once there is one."""
+
+    def waiting() -> list[dict[str, Any]]:
+        found = [run for run in _runs(place.up.api) if run["work_pool_name"] == "idle"]
+        return [run for run in found if run["state_type"] == "SCHEDULED"]
+
+    _until(lambda: bool(waiting()), 60)
+    body = {"state": {"type": state}, "force": True}
+    httpx.post(f"{place.up.api}/flow_runs/{waiting()[0]['id']}/set_state", json=body, timeout=60)
 
 
 def _published_key(place: Place) -> StepKey:

@@ -280,3 +280,27 @@ def test_exports_as_safetensors(file: Path) -> None:
     [settings] = load_settings(file).runs[0].exports
     assert (settings.name, settings.max_shard_size) == ("safetensors", 2_000_000_000)
     assert "would be safetensors; name a directory" in complaint(file, RUN + export + 'name = "model.pt"\n')
+
+
+@pytest.mark.parametrize(
+    ("deploy", "expected"),
+    [
+        ('steps = "there"', "deploy.steps: should be 'here' or 'runs', not 'there'"),
+        ("[[deploy.pools]]\nname = 'a'", "deploy.pools[0].memory: missing"),
+        ("[[deploy.pools]]\nname = 'A b'\nmemory = '1GB'", "deploy.pools[0].name: should be lower case"),
+        (
+            "[[deploy.pools]]\nname = 'a'\nmemory = '1GB'\n[[deploy.pools]]\nname = 'a'\nmemory = '2GB'",
+            "deploy.pools: 'a' is the name of two pools",
+        ),
+        ("dask = 'somewhere'", "deploy.dask: should be an address such as tcp://scheduler:8786, or local"),
+        ("port = 0", "deploy.port: should be greater than or equal to 1, not 0"),
+    ],
+)
+def test_mistakes_in_the_deployment_are_named(tmp_path: Path, deploy: str, expected: str) -> None:
+    file = tmp_path / "lifecycle.toml"
+    file.write_text(
+        f'[[runs]]\nname = "r"\nsource = "in"\npublish = "out"\n[deploy]\n{deploy}\n', encoding="utf-8"
+    )
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file)
+    assert expected in str(caught.value)

@@ -41,5 +41,13 @@ def test_exit_codes(ckpt: Ckpt, tmp_path: Path) -> None:
     assert ckpt("import", file, step, "--allow-pickle", "--overwrite").code == 0
 
 
+def test_tensors_that_stay_whole(ckpt: Ckpt, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(4), "buffer": torch.ones(4)}, tmp_path / "in.pt")
+    options = ("--ranks", "2", "--json", "--whole")
+    done = ckpt("import", tmp_path / "in.pt", tmp_path / "step", *options, "buf*")
+    assert (done.code, done.document["chunks"]) == (0, 3)
+    assert ckpt("import", tmp_path / "in.pt", tmp_path / "other", *options, "none").code == 2
+
+
 class Odd:
     """A class that no list knows."""

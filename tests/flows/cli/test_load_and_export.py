@@ -1,5 +1,6 @@
 """`ckpt test-load` and `ckpt export`: contracts of their JSON, exit codes, and what they leave behind."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +120,15 @@ def test_export_writes_what_torch_loads(
     assert torch.equal(loaded["model"]["layers.0.w1.weight"], expected[weight])
     assert set(said.document["tensors"]) == {k for k, v in expected.items() if isinstance(v, torch.Tensor)}
     assert said.document["tensors"][weight]["shape"] == list(expected[weight].shape)
+
+
+def test_sha256_is_told_where_it_is_asked_for(ckpt: Ckpt, whole: Path, tmp_path: Path) -> None:
+    [plain] = ckpt("export", whole, tmp_path / "a.pt", "--json").document["files"]
+    assert (plain["sha256"], len(plain["crc32c"])) == (None, 8)
+    digest = hashlib.sha256((tmp_path / "a.pt").read_bytes()).hexdigest()
+    said = ckpt("export", whole, tmp_path / "a.pt", "--sha256")
+    assert digest in said.out
+    assert plain["crc32c"] in said.out
 
 
 def test_export_selects_and_renames(ckpt: Ckpt, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 from dcp.errors import (
     AlreadyExistsError,
     DamagedUploadError,
+    ForbiddenError,
     NotFoundError,
     StorageError,
     UnreachableError,
@@ -180,7 +181,9 @@ class GcsStore(Store):
 
     def writer(self, name: str) -> AbstractContextManager[Sink]:
         folder, _, last = self.key(name).rpartition("/")
-        self._sweep(f"{folder}/.{last}" if folder else f".{last}")
+        # Who may write need not be allowed to list.
+        with suppress(ForbiddenError):
+            self._sweep(f"{folder}/.{last}" if folder else f".{last}")
         return uploading(_GcsUpload(self, name))
 
     def sweep(self) -> None:
@@ -219,6 +222,8 @@ class _GcsUpload(Upload):
         folder, _, last = self._key.rpartition("/")
         self._stem = f"{folder}/.{last}{self.mark}" if folder else f".{last}{self.mark}"
         self._parts: dict[int, tuple[int, int]] = {}
+        self._stored: set[str] = set()
+        """Names of parts, and of what was composed of them, that may be there."""
 
     def whole(self, pieces: Pieces) -> None:
         checksum = size = 0
@@ -228,6 +233,7 @@ class _GcsUpload(Upload):
 
     def part(self, number: int, data: memoryview) -> None:
         checksum = crc32c(data)
+        self._stored.add(self._part(number))
         self._send(self._part(number), [data], checksum, len(data))
         self._parts[number] = (checksum, len(data))
 
@@ -238,6 +244,7 @@ class _GcsUpload(Upload):
             level += 1
             groups = [sources[at : at + _COMPOSED] for at in range(0, len(sources), _COMPOSED)]
             sources = [f"{self._stem}-{level}-{number:05}" for number in range(len(groups))]
+            self._stored.update(sources)
             for name, group in zip(sources, groups, strict=True):
                 self._compose(name, group)
         answer = self._compose(self._key, sources)
@@ -247,10 +254,8 @@ class _GcsUpload(Upload):
             self.abort()
 
     def abort(self) -> None:
-        pages = self._store.pages({"prefix": self._stem})
-        names = [item["name"] for page in pages for item in page.get("items", ())]
         with ThreadPoolExecutor(8, thread_name_prefix="remove") as pool:
-            for _ in pool.map(self._store.delete, names):
+            for _ in pool.map(self._store.delete, sorted(self._stored)):
                 pass
 
     def _part(self, number: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from dcp.errors import DamagedUploadError, NotFoundError, StorageError
+from dcp.errors import DamagedUploadError, ForbiddenError, NotFoundError, StorageError
 from dcp.storage.faults import retrying
 from dcp.storage.partial import TEMPORARY
 from dcp.storage.remote import RemoteStore
@@ -45,7 +45,9 @@ class S3Store(RemoteStore):
 
     def writer(self, name: str) -> AbstractContextManager[Sink]:
         folder, _, last = name.rpartition("/")
-        self._sweep(folder, f".{last}")
+        # Who may write need not be allowed to list.
+        with suppress(ForbiddenError):
+            self._sweep(folder, f".{last}")
         return uploading(_S3Upload(self, name))
 
     def sweep(self) -> None:

@@ -57,6 +57,14 @@ def connect() -> None:
         pass
 
 
+def local_address() -> str:
+    """The URL of the temporary server, which is started if it is not there yet."""
+    start_server()
+    from prefect.server.api.server import SubprocessASGIServer
+
+    return SubprocessASGIServer().address
+
+
 def _tie_server() -> None:
     """Have the temporary server, if Prefect is going to start one, end with this process."""
     from prefect.server.api.server import SubprocessASGIServer

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,21 +28,51 @@ def demo(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="Where to make it: a new or empty directory.")
     ] = Path("ckpt-demo"),
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Then show report and Prefect's UI to browsers here, until Ctrl-C."),
+    ] = False,
 ) -> int:
     """See all of it happen on this machine.
 
     Two ranks really train and save several steps, good and broken ones, into a local bucket. Then the watch
     flow validates, test-loads, exports and publishes the good ones and tells of the others, on a Prefect
-    server of its own that ends with the command. A second call does nothing again.
+    server of its own that ends with the command. A second call does nothing again. The report that it names
+    at the end is one HTML page to look at.
+
+    \b
+    Examples:
+      ckpt demo
+      ckpt demo ./my-demo --serve
     """
     here = Path.cwd()
-    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"))
+    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"), ui=serve)
     prepare_prefect(out.debug)
     from flows.demo.demo import run_demo
 
     report = run_demo(directory, out.note)
     out.report(report, lambda: show_demo(out, report, here))
+    if serve:
+        _serve(out, Path(report.report))
     return FINE if all(run.ok for run in report.watched.runs) else ENVIRONMENT
+
+
+def _serve(out: Output, page: Path) -> None:
+    """Show the report and Prefect's UI until somebody has had enough."""
+    from flows.prefect_server import local_address
+    from flows.report.making import pages_for
+    from flows.report.serving import served
+
+    out.flush()
+    with out.waiting("starting Prefect's server"):
+        prefect = local_address()
+    with served(pages_for(page)) as at:
+        out.note("")
+        out.note(f"report        {at}")
+        out.note(f"Prefect's UI  {prefect}")
+        out.note("Ctrl-C ends both")
+        while True:
+            time.sleep(3600)
 
 
 def show_demo(out: Output, report: DemoReport, here: Path) -> None:
@@ -72,6 +103,7 @@ def show_demo(out: Output, report: DemoReport, here: Path) -> None:
             ("latest, for torch.load", shown(f"{latest}/checkpoint.pt") if latest else "none"),
             ("ledger and alerts", shown(report.ledger)),
             ("settings", shown(report.settings)),
+            ("report, for a browser", shown(report.report)),
             ("took", human_seconds(report.seconds)),
         ]
     )

@@ -19,6 +19,7 @@ from flows.demo.place import BrokenStep, Mark, Place, SavedStep
 from flows.demo.training import RENAMED_STEP, Training
 from flows.passes import PassReport, watch_once
 from flows.prefect_server import InBackground, connect
+from flows.report.making import report_runs
 from flows.settings import load_settings
 from flows.status import StatusReport, run_status
 
@@ -40,6 +41,8 @@ class DemoReport(Report):
     source: str
     published: str
     ledger: str
+    report: str
+    """The page of the run, which leads to those of its published steps."""
     trained: bool
     """Whether training was done by this call."""
     saved: list[SavedStep]
@@ -74,6 +77,7 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
         settings = load_settings(place.settings)
         note("Watching the bucket: validate, test-load on 2 and on 3 ranks, export, publish")
         watched = watch_once(settings)
+        again = watch_once(settings)
         [run] = settings.runs
         return DemoReport(
             directory=str(place.root),
@@ -81,11 +85,12 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
             source=run.source,
             published=str(place.published / run.name),
             ledger=str(place.published / run.name / ".ledger"),
+            report=report_runs(settings, None, str(place.report)).report,
             trained=trained,
             saved=mark.saved,
             broken=mark.broken,
             watched=watched,
-            again=watch_once(settings),
+            again=again,
             status=run_status(settings),
             seconds=round(time.monotonic() - started, 3),
         )

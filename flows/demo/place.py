@@ -61,6 +61,10 @@ class Place:
         return self.root / "published"
 
     @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
     def prefect_home(self) -> Path:
         return self.root / ".prefect"
 

@@ -12,6 +12,9 @@ from math import ceil, floor, isfinite, log2
 WIDTH = 720.0
 HEIGHT = 200.0
 
+_WIDEST = 72.0
+"""Width of a bar where there are few."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
@@ -46,8 +49,7 @@ class Tick:
 def bars(values: Sequence[float], labels: Sequence[str], top: float | None = None) -> tuple[Bar, ...]:
     """One bar a value, side by side; ``top`` is the value of the full height."""
     most = top or max(values, default=0.0) or 1.0
-    step = WIDTH / max(1, len(values))
-    gap = min(step * 0.2, 6.0)
+    step, gap = _spacing(len(values))
     return tuple(
         Bar(
             x=round(i * step + gap / 2, 2),
@@ -60,11 +62,16 @@ def bars(values: Sequence[float], labels: Sequence[str], top: float | None = Non
     )
 
 
+def _spacing(count: int) -> tuple[float, float]:
+    """Distance between the left edges of bars, and how much of it is left empty."""
+    step = WIDTH / max(1, count)
+    return step, max(min(step * 0.2, 6.0), step - _WIDEST)
+
+
 def stacked(rows: Sequence[Sequence[tuple[str, float]]], labels: Sequence[Sequence[str]]) -> tuple[Bar, ...]:
     """Bars of several (kind, value) parts on top of each other."""
     most = max((sum(value for _, value in row) for row in rows), default=0.0) or 1.0
-    step = WIDTH / max(1, len(rows))
-    gap = min(step * 0.2, 6.0)
+    step, gap = _spacing(len(rows))
     found = []
     for i, (row, said) in enumerate(zip(rows, labels, strict=True)):
         below = 0.0

@@ -76,8 +76,8 @@ class CheckpointFacts:
     health: Health | None
     contents: Contents | None
     """None where there is no index that could be read."""
-    published: Mapping[str, str]
-    """What the lifecycle did with it, by what is to be read; empty for a checkpoint looked at alone."""
+    published: tuple[tuple[str, str, str], ...]
+    """What the lifecycle did with it: name, value and more; empty for a checkpoint looked at alone."""
 
     @property
     def errors(self) -> int:
@@ -108,7 +108,7 @@ def gather_checkpoint(
     url: str,
     *,
     judged: Judged | None = None,
-    published: Mapping[str, str] | None = None,
+    published: Sequence[tuple[str, str, str]] = (),
     now: float | None = None,
     options: Mapping[str, Any] | None = None,
     **validation: Any,
@@ -160,7 +160,7 @@ def gather_checkpoint(
         contents=None
         if index is None
         else pack_contents(index.entries, [file.name for file in files], judged.findings, judged.tensors),
-        published=dict(published or {}),
+        published=tuple(published),
     )
 
 

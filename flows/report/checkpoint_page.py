@@ -30,7 +30,7 @@ def render_checkpoint(facts: CheckpointFacts) -> str:
         loads=loads,
         values_line=_values_line(facts),
         scrub_command=f"ckpt report --scrub {shlex.quote(facts.url)}",
-        published=[(term, value, "") for term, value in facts.published.items()],
+        published=facts.published,
     )
 
 

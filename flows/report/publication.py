@@ -80,14 +80,15 @@ def _described(page: bytes) -> PublishedFile:
 
 def _history(
     artifacts: Sequence[Artifact], timings: Mapping[str, float], layouts: Sequence[str]
-) -> dict[str, str]:
-    said = {f"Stage {stage}": human_seconds(seconds) for stage, seconds in timings.items()}
-    if layouts:
-        said["Loaded as"] = ", ".join(name(layout) for layout in layouts)
+) -> list[tuple[str, str, str]]:
+    loaded = f"as {', '.join(name(layout) for layout in layouts)}" if layouts else ""
+    said = [
+        (stage.capitalize(), human_seconds(seconds), loaded if stage == "test-load" else "")
+        for stage, seconds in timings.items()
+    ]
     for artifact in artifacts:
-        size = sum(file.size for file in artifact.files)
-        said[name(artifact.name)] = (
-            f"{human_bytes(size)}, {plural(len(artifact.tensors), 'tensor')}, at most "
-            f"{human_bytes(artifact.peak_memory)} of memory"
-        )
+        size = human_bytes(sum(file.size for file in artifact.files))
+        tensors = plural(len(artifact.tensors), "tensor")
+        memory = f"{tensors}, made in {human_bytes(artifact.peak_memory)} of memory"
+        said.append((name(artifact.name), size, memory))
     return said

@@ -23,7 +23,7 @@ def write_index(directory: Path, tensors: Mapping[str, tuple[Sequence[int], Sequ
 
     directory.mkdir(parents=True, exist_ok=True)
     properties = format.TensorProperties(dtype=torch.bfloat16)
-    described: dict[str, format.TensorStorageMetadata] = {}
+    described: dict[str, format.TensorStorageMetadata | format.BytesStorageMetadata] = {}
     stored = {}
     ends: dict[int, int] = {}
     for key, (shape, regions) in tensors.items():

@@ -23,7 +23,7 @@ from pydantic import ByteSize
 from dcp.errors import EnvironmentFault, ResourceError
 from flows import flow_runs
 from flows.deploy_settings import PoolSettings
-from flows.deploying.automations import load_automations
+from flows.deploying.automations import BLOCK, load_automations, read_automations
 from flows.deploying.local import LocalDeployment, Up
 from flows.deploying.server import Server
 from flows.elsewhere import ExportElsewhere
@@ -202,6 +202,21 @@ def test_every_alert_has_its_automation(place: Place) -> None:
     assert {"ckpt-stalled", "ckpt-junk", "ckpt-published", "ckpt-watch-silent"} <= set(names)
 
 
+def test_the_silence_of_the_watcher_is_told(place: Place) -> None:
+    automations = read_automations(PROJECT / "automations", _block(place))
+    [silence] = [each for each in automations if each["name"] == "ckpt-watch-silent"]
+    # A completed run of watch is what begins the wait; that another one comes is not waited for here.
+    quick = {"expect": ["prefect.flow-run.NothingSuch"], "within": 10}
+    server = Server(place.up.api)
+    made = server.ask(
+        "POST",
+        "automations/",
+        {**silence, "name": "quick", "trigger": {**silence["trigger"], **quick}},
+    )
+    _until(lambda: any(sent["event"] == "watch-silent" for sent in place.called), 180)
+    server.ask("DELETE", f"automations/{made['id']}")
+
+
 def test_bringing_it_up_again_replaces_only_what_died(place: Place) -> None:
     def pids() -> dict[str, int]:
         files = (place.local.state / "processes").glob("*.json")
@@ -255,6 +270,11 @@ def _set_idle_run(place: Place, state: str) -> None:
 def _published_key(place: Place) -> StepKey:
     [key] = place.life.ledger.keys("step_1")
     return key
+
+
+def _block(place: Place) -> str:
+    server = Server(place.up.api)
+    return str(server.ask("GET", f"block_types/slug/webhook/block_documents/name/{BLOCK}")["id"])
 
 
 def _manifests(place: Place) -> list[str]:

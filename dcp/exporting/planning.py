@@ -17,6 +17,7 @@ from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
+from dcp.exporting.bands import MOST_PIECES
 from dcp.exporting.casts import needs_torch, output_dtype
 from dcp.exporting.nesting import has_numbered_keys, nest
 from dcp.exporting.pump import LOCAL_BAND, REMOTE_BAND, Pump
@@ -53,6 +54,8 @@ _CAST_BUFFERS = 8
 """Bands that a cast may hold: an element can become eight times as wide."""
 _TIE_BUFFERS = 2
 """Bands that looking for equal tensors holds beside those being read."""
+_ENTRY, _CHUNK, _PIECE = 1000, 300, 3000
+"""Bytes of memory for a key of the index, for one of its chunks, and for a piece of a chunk that is read."""
 _BESIDE = 600
 """Bytes that a `torch.save` file takes for a tensor beside its content, and a quarter of its own."""
 _LOCAL_RATE = 700e6
@@ -281,7 +284,7 @@ def memory_of(
         for item in chosen
         if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
     )
-    fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + 1000 * len(checkpoint.index.entries)
+    fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + _index_memory(checkpoint, chosen, threads)
     if "://" in dest:
         fixed += UPLOAD_MEMORY
     if dtype is not None and dtype not in get_args(CastDtype):
@@ -295,6 +298,14 @@ def memory_of(
         needed = fixed + buffers * _SMALLEST_BAND
         raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")
     return threads, band, fixed + buffers * band
+
+
+def _index_memory(checkpoint: Checkpoint, chosen: Sequence[Selected], threads: int) -> int:
+    """Bytes that the index takes, the chunks of one tensor, and their pieces in the bands under way."""
+    chunks = [len(e.chunks) if isinstance(e, TensorEntry) else 1 for e in checkpoint.index.entries.values()]
+    most = max((len(i.entry.chunks) for i in chosen if isinstance(i.entry, TensorEntry)), default=0)
+    pieces = min(most, MOST_PIECES) * (2 * threads + 2)
+    return _ENTRY * len(chunks) + _CHUNK * (sum(chunks) + most) + _PIECE * pieces
 
 
 def written(chosen: Sequence[Selected], dtype: CastDtype | None) -> int:

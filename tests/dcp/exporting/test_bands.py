@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp.boxes import Box
-from dcp.exporting.bands import bands
+from dcp.exporting.bands import MOST_PIECES, bands
 from dcp.index import Chunk, Chunks, TensorEntry
 from tests.dcp.test_boxes import tilings
 
@@ -49,3 +49,15 @@ def test_row_shards_are_straight_and_column_shards_are_not() -> None:
     assert all(band.straight for band in bands(rows, 12))
     columns = TensorEntry("t", "uint8", (8, 4), Chunks.of(Chunk(Box((0, c), (8, 2)), None) for c in (0, 2)))
     assert not any(band.straight for band in bands(columns, 12))
+
+
+def test_few_pieces_meet_in_a_band_however_small_chunks_are() -> None:
+    rows = 3 * MOST_PIECES
+    chunks = Chunks.of(Chunk(Box((row, 0), (1, 2)), None) for row in range(rows))
+    entry = TensorEntry("w", "float32", (rows, 2), chunks)
+    cut = list(bands(entry, 1 << 30))
+    assert [len(band.pieces) for band in cut] == [MOST_PIECES] * 3
+    columns = Chunks.of(Chunk(Box((0, column), (5, 1)), None) for column in range(rows))
+    entry = TensorEntry("w", "float32", (5, rows), columns)
+    assert max(len(band.pieces) for band in bands(entry, 1 << 30)) <= rows
+    assert sum(band.nbytes for band in bands(entry, 1 << 30)) == entry.nbytes

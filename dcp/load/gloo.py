@@ -41,6 +41,8 @@ _PROCESS = 400 << 20
 """Bytes a rank takes beside its tensors: torch itself, and what is read ahead."""
 _LAST_WORDS = 2.0
 """Seconds that other ranks may still speak once one has failed: theirs may be the better reason."""
+_EXPLANATION = 60.0
+"""Seconds to wait for the rank on which it began, as the others tell: it may still look for the cause."""
 
 
 def load_gloo(
@@ -90,7 +92,8 @@ def _load(
     if faults and not any(result.findings for result in direct):
         cause = next((result for result in direct if result.environment is not None), faults[0])
         raise EnvironmentFault(f"{layout}: {cause.environment}")
-    found = [*findings, *_distinct(results)]
+    # What names a key comes before what a reader said that knows of none.
+    found = [*findings, *sorted(_distinct(results), key=lambda each: each.key is None)]
     return LayoutReport(
         layout=str(layout),
         ranks=layout.ranks,
@@ -254,7 +257,7 @@ class _Rank:
 
 def _collect(ranks: Sequence[_Rank], layout: Layout, timeout: float) -> list[RankResult]:
     """Wait for all ranks, or for the first failure and what the others have to say of it."""
-    deadline = time.monotonic() + timeout
+    deadline = limit = time.monotonic() + timeout
     texts: dict[int, bytearray] = {rank.number: bytearray() for rank in ranks}
     results: dict[int, RankResult] = {}
     failed = False
@@ -272,9 +275,11 @@ def _collect(ranks: Sequence[_Rank], layout: Layout, timeout: float) -> list[Ran
                 if not texts[rank.number]:
                     raise EnvironmentFault(f"{layout}: rank {rank.number} {rank.death()}")
                 result = results[rank.number] = RankResult.model_validate_json(bytes(texts[rank.number]))
-                if result.failed and not failed:
+                if result.failed:
+                    first = not failed or result.rank == rank.number
                     failed = True
-                    deadline = min(deadline, time.monotonic() + _LAST_WORDS)
+                    wait = _LAST_WORDS if result.rank in results else _EXPLANATION
+                    deadline = min(limit, time.monotonic() + wait) if first else deadline
     late = [str(rank.number) for rank in ranks if rank.number not in results]
     if late and not failed:
         raise EnvironmentFault(

@@ -11,8 +11,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ from dcp.load.reader import BucketReader
 from dcp.load.regions import moved, spans, strides
 from dcp.load.standin import poisoned
 from dcp.load.verdicts import about_region, compare, mismatch
+from dcp.records import Records
 from dcp.tp_rules import Style, TpRules
 
 Reader = Literal["bucket", "torch"]
@@ -113,6 +115,8 @@ def main() -> None:
         result = _run(job)
     except BaseException as error:  # torch's CheckpointException is no Exception
         result = result_of(error, job.rank)
+        if result.rank == job.rank and any(found.key is None for found in result.findings):
+            result = explained(result, job)
     out.write(result.model_dump_json())
     out.close()
     # Other ranks may be gone: nothing is torn down that would wait for them.
@@ -128,15 +132,44 @@ def result_of(error: BaseException, rank: int) -> RankResult:
     if isinstance(error, EnvironmentFault | MemoryError):
         return RankResult(rank=rank, environment=f"rank {rank}: {error}")
     if isinstance(error, CheckpointError):
-        found = error.as_finding()
-        detail = {**found.detail, "rank": rank}
-        return RankResult(
-            rank=rank, findings=[found.model_copy(update={"severity": "error", "detail": detail})]
-        )
+        return RankResult(rank=rank, findings=[_on_rank(error, rank)])
     why = f"rank {rank}: torch's load failed: {type(error).__name__}: {error}".strip()
     if within_load:
         return RankResult(rank=rank, findings=[finding("records.undecodable", why, rank=rank)])
     return RankResult(rank=rank, environment=why, indirect=True)
+
+
+def explained(result: RankResult, job: Job) -> RankResult:
+    """A failure of a reader that does not say of which key and file, with those that can be found.
+
+    Every record that the rank was to load from is read again, whole, by ours, which tells.
+    """
+    layout = _layout(job)
+    checkpoint = open_checkpoint(job.url, **job.options)
+    records = Records(checkpoint.store, checkpoint.objects)
+    reads: list[Callable[[], object]] = []
+    for entry in checkpoint.index.tensors:
+        if entry.key not in job.skip:
+            held = layout.boxes(entry.shape, entry.key)[job.rank]
+            met = (chunk for chunk in entry.chunks if intersect(chunk.box, held))
+            reads += [partial(records.read_chunk, entry, chunk) for chunk in met]
+    reads += [partial(records.read_object, e) for e in checkpoint.index.objects if e.key in job.objects]
+    causes: list[Finding] = []
+    for read in reads:
+        try:
+            read()
+        except CheckpointError as error:
+            causes.append(_on_rank(error, job.rank))
+    return result.model_copy(update={"findings": [*causes, *result.findings]})
+
+
+def _on_rank(error: CheckpointError, rank: int) -> Finding:
+    found = error.as_finding()
+    return found.model_copy(update={"severity": "error", "detail": {**found.detail, "rank": rank}})
+
+
+def _layout(job: Job) -> Layout:
+    return Layout.parse(job.layout, None if job.tp_rules is None else TpRules.of(job.tp_rules))
 
 
 def _end_with_starter() -> None:
@@ -145,8 +178,7 @@ def _end_with_starter() -> None:
 
 
 def _run(job: Job) -> RankResult:
-    rules = None if job.tp_rules is None else TpRules.of(job.tp_rules)
-    layout = Layout.parse(job.layout, rules)
+    layout = _layout(job)
     dist.init_process_group(
         "gloo",
         init_method=job.rendezvous,
@@ -234,7 +266,7 @@ def _differences(
         assert isinstance(need, ChunkNeed)
         entry = need.entry
         if isinstance(got, CheckpointError):
-            yield got.as_finding()
+            yield _on_rank(got, rank)
             continue
         assert isinstance(got, np.ndarray)
         region = moved(need.span.box, need.chunk.box.offsets)

@@ -40,7 +40,7 @@ def pairs_of(rules: Rules | None) -> tuple[tuple[str, str], ...]:
     """
     pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules or ())
     for pair in pairs:
-        if len(pair) != 2 or isinstance(pair, str) or not all(isinstance(name, str) for name in pair):
+        if not _is_pair(pair):
             raise UsageError(f"rename rule {pair!r} is no pair of names, such as ('net', 'model')")
         old, new = pair
         if not old:
@@ -56,6 +56,11 @@ def pairs_of(rules: Rules | None) -> tuple[tuple[str, str], ...]:
                 "rules are plain names of path components, not regular expressions"
             )
     return pairs
+
+
+def _is_pair(rule: object) -> bool:
+    """Whether a rule, which a caller may have made without a type checker, is two names."""
+    return isinstance(rule, tuple | list) and len(rule) == 2 and all(isinstance(name, str) for name in rule)
 
 
 def rename(keys: Iterable[str], rules: Sequence[tuple[str, str]]) -> Renamed:

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.utils import find_tensor_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from dcp.boxes import Box, Shape
@@ -66,8 +66,8 @@ def _strided(key: str, target: DTensor) -> Iterator[HeldRegion]:
     runs: list[list[Run]] = [[(0, size)] for size in target.shape]
     for place, parts, placement in zip(coordinate, target.device_mesh.shape, target.placements, strict=True):
         if isinstance(placement, _StridedShard):
-            runs[placement.dim] = strided(runs[placement.dim], placement.split_factor, parts, place)
-        elif placement.is_shard():
+            runs[placement.dim] = strided(runs[placement.dim], int(placement.split_factor), parts, place)
+        elif isinstance(placement, Shard):
             runs[placement.dim] = strided(runs[placement.dim], 1, parts, place)
     index = MetadataIndex(key, torch.Size([0] * target.ndim), 0)
     held = tuple(sum(size for _, size in dim) for dim in runs)

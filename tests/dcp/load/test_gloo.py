@@ -77,6 +77,24 @@ def test_damage_is_led_back_to_key_file_and_rank(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+def test_what_torchs_reader_stumbles_over_is_led_back_to_key_and_file(tmp_path: Path) -> None:
+    path = save({"a": torch.zeros(50, 1000), "b": torch.ones(3), "n": 1}, tmp_path / "step")
+    [data] = path.glob("*.distcp")
+    checkpoint = open_checkpoint(str(path))
+    [chunk] = checkpoint.index.tensors[0].chunks
+    assert chunk.record is not None
+    content = bytearray(data.read_bytes())
+    end = chunk.record.end
+    content[end - 300 : end] = bytes(300)  # the directory of the record's archive
+    data.write_bytes(content)
+    [report] = load_gloo(checkpoint, [Layout(fsdp=2)], timeout=240, reader="torch")
+    assert not report.ok
+    first, *_, last = report.findings
+    assert (first.key, first.file, first.severity) == ("a", data.name, "error")
+    assert first.detail["rank"] in (0, 1)
+    assert "torch's load failed" in last.message
+
+
 def test_a_missing_file_is_told_once(golden_copy: Callable[[str], Path]) -> None:
     path = golden_copy("torch_fsdp_tp_2x2")
     (path / "__1_0.distcp").unlink()

@@ -1,6 +1,6 @@
 """A simulated test-load beside torch's own load on as many real gloo ranks, and those with `BucketReader`.
 
-python -m tests.bench.bench_test_load CHECKPOINT [--layout fsdp=3] [--memory-budget BYTES]
+python -m tests.bench.bench_test_load CHECKPOINT [--layout fsdp=3]… [--memory-budget BYTES]
 
 Whole processes are timed. Torch's ranks only load; the test-load also poisons, checks CRCs and compares.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,33 +19,40 @@ from typing import Any
 
 from tests.bench.measure import Contestant, compare
 
+BARS = {"read, bytes needed": 1.02, "faster than torch load": 3.0}
+"""At most the one, at least the other; the peak may be the memory budget and `BESIDE`."""
+BESIDE = 300 << 20
+"""Bytes that torch and the index may take."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint")
-    parser.add_argument("--layout", default="fsdp=3")
+    parser.add_argument("--layout", action="append")
     parser.add_argument("--memory-budget", type=int, default=1 << 30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", choices=["torch", "bucket"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    layouts = arguments.layout or ["fsdp=3", "tp=3"]
     if arguments.ranks:
-        print(json.dumps(_load_on_ranks(arguments.checkpoint, arguments.layout, arguments.ranks)))
-    else:
-        _compare(arguments)
+        print(json.dumps(_load_on_ranks(arguments.checkpoint, layouts[0], arguments.ranks)))
+        return
+    for layout in layouts:
+        _compare(arguments.checkpoint, layout, arguments.memory_budget, arguments.rounds)
 
 
-def _compare(arguments: argparse.Namespace) -> None:
-    target = [arguments.checkpoint, "--layout", arguments.layout]
+def _compare(checkpoint: str, layout: str, budget: int, rounds: int) -> None:
+    target = [checkpoint, "--layout", layout]
     ranks = [sys.executable, "-m", "tests.bench.bench_test_load", *target, "--ranks"]
     command = [str(Path(sys.executable).with_name("ckpt")), "test-load", *target, "--json"]
     commands = {
         "torch load, gloo": [*ranks, "torch"],
         "BucketReader, gloo": [*ranks, "bucket"],
-        "ckpt test-load": [*command, "--memory-budget", str(arguments.memory_budget)],
+        "ckpt test-load": [*command, "--memory-budget", str(budget)],
     }
-    print(f"{arguments.layout}, {os.cpu_count()} cores; peak is of the largest process")
+    print(f"{layout}, {os.cpu_count()} cores; peak is of the largest process")
     contestants = [Contestant(name, command) for name, command in commands.items()]
-    compare(contestants, "ckpt test-load", arguments.rounds)
+    compare(contestants, "ckpt test-load", rounds)
     report = json.loads(_output(commands["ckpt test-load"]))
     [result] = report["layouts"]
     needed = result["bytes_needed"]
@@ -55,6 +63,17 @@ def _compare(arguments: argparse.Namespace) -> None:
             f"{name:18}  read {found['read'] / needed:.4f} × {needed} bytes needed, "
             f"{found['load']:.2f} s without start-up"
         )
+    torch_load, _, ours = contestants
+    faster = statistics.median(a / b for a, b in zip(torch_load.seconds, ours.seconds, strict=True))
+    read, peak, bound = result["bytes_read"] / needed, max(ours.peak), budget + BESIDE
+    for what, value, fine in (
+        ("read, bytes needed", f"{read:.4f}", read <= BARS["read, bytes needed"]),
+        ("faster than torch load", f"{faster:.2f}", faster >= BARS["faster than torch load"]),
+        (f"peak MiB of {bound >> 20}", f"{peak >> 20}", peak <= bound),
+    ):
+        verdict = "within" if fine else "BEYOND"
+        print(f"{what:24}  {value:>8}  {verdict} the bar of {BARS.get(what, bound >> 20)}")
+    print()
 
 
 def _output(command: list[str]) -> str:
@@ -95,8 +114,12 @@ def _rank(rank: int, checkpoint: str, text: str, reader: str, directory: str) ->
     index = read_index(checkpoint)
     state: dict[str, Any] = {entry.key: None for entry in index.objects}
     for entry in index.tensors:
-        local = torch.empty(layout.boxes(entry.shape, entry.key)[rank].sizes, dtype=getattr(torch, entry.dtype))
-        placements = [Replicate() if d is None else Shard(d) for d in layout.shard_dims(entry.shape, entry.key)]
+        local = torch.empty(
+            layout.boxes(entry.shape, entry.key)[rank].sizes, dtype=getattr(torch, entry.dtype)
+        )
+        placements = [
+            Replicate() if d is None else Shard(d) for d in layout.shard_dims(entry.shape, entry.key)
+        ]
         state[entry.key] = DTensor.from_local(
             local, mesh, placements, shape=torch.Size(entry.shape), stride=strides(entry.shape)
         )

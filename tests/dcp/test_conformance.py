@@ -1,4 +1,4 @@
-"""One suite for every planner and every store: what goes in comes out, and stock torch reads and writes it too.
+"""One suite for every planner and every store: what goes in comes out, and torch reads and writes the same.
 
 torch's own planners, readers and writers are the reference. Whatever of ours takes the place of one of them,
 the same state must come back, to the bit, in both directions.

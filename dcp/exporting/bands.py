@@ -59,10 +59,15 @@ MOST_PIECES = 2048
 """About how many pieces a band has at most: each takes memory too, and some checkpoints have millions."""
 
 
+def with_few_pieces(entry: TensorEntry, budget: int) -> int:
+    """``budget``, or as much less as it takes for few chunks to meet in a band."""
+    return min(budget, max(1, MOST_PIECES * entry.nbytes // max(1, len(entry.chunks))))
+
+
 def bands(entry: TensorEntry, budget: int) -> Iterator[Band]:
     """Cut a tensor into bands of at most ``budget`` bytes (at least one element each), in output order.
 
-    Where its chunks are small the bands are smaller than that, so that few of them meet in one.
+    The cuts depend on shape, type and budget alone: what is alike is cut alike, whatever its chunks.
 
     Args:
         entry: the tensor; its chunks must tile it.
@@ -73,7 +78,6 @@ def bands(entry: TensorEntry, budget: int) -> Iterator[Band]:
         return
     waiting = deque(sorted((c for c in entry.chunks if c.box.volume), key=lambda c: c.box.offsets))
     active: list[Chunk] = []
-    budget = min(budget, MOST_PIECES * entry.nbytes // max(1, len(waiting)))
     for box in _boxes(entry.shape, max(1, budget // item)):
         if box.sizes:
             first, last = box.offsets[0], box.offsets[0] + box.sizes[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from dcp.dtypes import ITEMSIZE
-from dcp.exporting.bands import Band, bands
+from dcp.exporting.bands import Band, bands, with_few_pieces
 from dcp.exporting.casts import cast
 from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedTensor
@@ -51,7 +51,7 @@ class TensorStream:
 
     def _jobs(self, order: Iterable[OutTensor]) -> Iterator[tuple[TensorEntry, Band]]:
         for tensor in order:
-            for band in bands(tensor.entry, self.pump.band_bytes):
+            for band in bands(tensor.entry, with_few_pieces(tensor.entry, self.pump.band_bytes)):
                 yield tensor.entry, band
 
     def pieces(self, tensor: OutTensor) -> Iterator[tuple[memoryview, int | None]]:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from dcp.checkpoint import Checkpoint
 from dcp.dtypes import ITEMSIZE
-from dcp.exporting.bands import Band, bands
+from dcp.exporting.bands import Band, bands, with_few_pieces
 from dcp.exporting.pump import Pump
 from dcp.index import TensorEntry
 from dcp.records import Records
@@ -85,7 +85,9 @@ def _digests(
 
     def jobs() -> Iterator[tuple[TensorEntry, Band]]:
         for entry in entries:
-            for band in islice(bands(entry, band_bytes), most):
+            # Samples must be of one length, whatever the chunks.
+            size = band_bytes if most else with_few_pieces(entry, band_bytes)
+            for band in islice(bands(entry, size), most):
                 yield entry, band
 
     running = {entry.key: xxhash.xxh3_128() for entry in entries}

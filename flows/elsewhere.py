@@ -9,7 +9,6 @@ asked for.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -20,7 +19,7 @@ from prefect.logging import get_run_logger
 from dcp.errors import EnvironmentFault, NotFoundError, ResourceError, StorageError
 from dcp.storage import join_url, open_store
 from flows.deploy_settings import PoolSettings
-from flows.flow_runs import Waited, own_pool, start_run, state_text, wait_for
+from flows.flow_runs import Waited, killed_for_memory, own_pool, start_run, state_text, wait_for
 from flows.pools import smallest_pool
 from flows.settings import LifecycleSettings, RunSettings
 from flows.sharding import shard_mapper
@@ -36,8 +35,6 @@ FLOW = "export-step"
 """Its deployments are named as the pools are."""
 
 POLL = 2.0
-
-_KILLED = re.compile(r"status code:? (?:137|-9|247)\b|OOMKilled|out.of.memory", re.IGNORECASE)
 
 
 def requests_of(run: RunSettings) -> list[ExportRequest]:
@@ -197,7 +194,7 @@ class ExportElsewhere:
                 f"{what} took more than {self.settings.export_timeout:.0f} s and is cancelled ({asked})"
             )
         text = state_text(run)
-        if _KILLED.search(text):
+        if killed_for_memory(run):
             return ResourceError(
                 f"{what} was killed, most likely for its memory (exit 137): {asked}; raise the pool's memory "
                 f"or overhead in [deploy], or lower the export's memory_budget ({text})"

@@ -6,6 +6,7 @@ with the parameters it was given then. So a key must hold everything that makes 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, cast
@@ -40,6 +41,7 @@ UNFINISHED = [
     StateType.CANCELLING,
 ]
 
+_KILLED = re.compile(r"status code:? (?:137|-9|247)\b|OOMKilled|out.of.memory", re.IGNORECASE)
 _PAGE = 200
 _PATIENCE = 300.0
 """Seconds for which Prefect's API may not answer while a run is waited for."""
@@ -170,6 +172,11 @@ def declare_crashed(run: FlowRun, why: str) -> FlowRun:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Crashed(message=why), force=True)
         return client.read_flow_run(run.id)
+
+
+def killed_for_memory(run: FlowRun) -> bool:
+    """Whether a run's process was killed as the kernel, a container or the guard does it for its memory."""
+    return _KILLED.search(state_text(run)) is not None
 
 
 def state_text(run: FlowRun) -> str:

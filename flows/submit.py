@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun
 from dcp.checkpoint import Survey, survey
 from dcp.errors import NotFoundError
 from dcp.storage import join_url
-from flows.flow_runs import declare_crashed, start_run, state_text, unfinished_keys
+from flows.flow_runs import declare_crashed, killed_for_memory, start_run, state_text, unfinished_keys
 from flows.settings import LifecycleSettings, RunSettings
 from flows.workshop import StepGoneError, StepReport
 from tasks.discover import compile_pattern, provisional_key, step_number
@@ -33,6 +33,7 @@ class Submitter:
 
     def __init__(self, settings: LifecycleSettings) -> None:
         self.most = settings.deploy.max_runs
+        self._pools = settings.deploy.pools
         self._expiry = settings.lease_expiry + _BEFORE_LEASE
         self._unfinished: set[str] | None = None
 
@@ -79,7 +80,7 @@ class Submitter:
                 flow_run = declare_crashed(flow_run, "its worker shows no sign of life")
                 state = flow_run.state
             if state is None or state.is_crashed() or state.is_cancelled():
-                attempts = ledger.fail(key, _killed(flow_run, records))
+                attempts = ledger.fail(key, self._killed(flow_run, records))
                 idempotency = _idempotency(run, step, found, attempts)
             else:
                 # It ended in order and left the step due: too early to judge, or the environment failed.
@@ -92,22 +93,27 @@ class Submitter:
             return False
         return datetime.now(UTC) - state.timestamp > timedelta(seconds=self._expiry)
 
+    def _killed(self, flow_run: FlowRun, records: frozenset[str]) -> Failure:
+        """The failed attempt of a run that could not record it itself."""
+        stage = next((stage for stage, done in DONE.items() if done not in records), "validate")
+        what = f"the flow run {flow_run.name} ({flow_run.id}) "
+        if killed_for_memory(flow_run):
+            limits = [int(pool.memory) for pool in self._pools if pool.name == flow_run.work_pool_name]
+            what += "was killed, most likely for its memory (exit 137)"
+            what += f"; {limits[0]} bytes are allowed on the pool {flow_run.work_pool_name}" if limits else ""
+            what += "; raise the pool's memory, or lower the run's memory_budget; it "
+        return Failure(
+            stage=stage,
+            problem=stage,
+            final=False,
+            message=f"{what}ended as {state_text(flow_run)}",
+            error="FlowRunCrashed",
+        )
+
 
 def _idempotency(run: RunSettings, step: str, found: Survey, attempts: int) -> str:
     listing = hashlib.sha256(found.listing_identity.encode()).hexdigest()[:32]
     return f"{FLOW}:{run.publish}:{run.name}:{step}:{listing}:{attempts}"
-
-
-def _killed(flow_run: FlowRun, records: frozenset[str]) -> Failure:
-    """The failed attempt of a run that could not record it itself."""
-    stage = next((stage for stage, done in DONE.items() if done not in records), "validate")
-    return Failure(
-        stage=stage,
-        problem=stage,
-        final=False,
-        message=f"the flow run {flow_run.name} ({flow_run.id}) ended as {state_text(flow_run)}",
-        error="FlowRunCrashed",
-    )
 
 
 def _queued(run: RunSettings, step: str, url: str, message: str) -> StepReport:

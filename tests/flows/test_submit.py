@@ -114,7 +114,8 @@ def test_a_run_that_was_killed_is_a_failed_attempt(life: Lifecycle, deployment: 
     [key] = life.ledger.keys("step_1")
     facts = life.ledger.read(key, "failed-1").facts
     assert (facts["stage"], facts["final"]) == ("validate", False)
-    assert "status code: 137" in facts["message"]
+    assert "most likely for its memory (exit 137)" in facts["message"]
+    assert "ended as Crashed: Process exited with status code: 137." in facts["message"]
     assert len(_runs(deployment)) == 3
 
 

@@ -1,63 +1,53 @@
-"""kill -9 at random moments of a real worker: afterwards every good step is published once and whole."""
+"""kill -9 at random moments, and workers that race: every good step is published once and whole."""
 
-import os
 import random
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tasks.publish import current_alias, verify
+from tests.support.faults import Victim, assert_settled, kill_one, race
+from tests.support.harness import PrefectApi
 from tests.support.lifecycle import Lifecycle, webhook
 
-STEPS = 6
-KILLS = 6
-
-WORKER = """
-import sys
-from flows.passes import process_directly, run_pass
-from flows.settings import load_settings
-settings = load_settings(sys.argv[1])
-print("ready", flush=True)
-run_pass(settings, process_directly(settings))
-"""
+STEPS = 5
+KILLS = 4
 
 
-@pytest.mark.slow
-def test_killed_workers_lose_and_double_nothing(tmp_path: Path) -> None:
+def prepared(tmp_path: Path) -> Lifecycle:
     life = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
     for number in range(STEPS):
         life.save(f"step_{number}", "torch_fsdp2_file_per_tensor")
     life.save("step_9", without=(".metadata",))
+    return life
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "export"])
+def test_killed_workers_lose_and_double_nothing(tmp_path: Path, victim: Victim) -> None:
+    life = prepared(tmp_path)
     chance = random.Random(6)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with webhook() as sink:
         settings = life.settings(top='resend_after = "0s"', alerts=[sink.url])
         for _ in range(KILLS):
-            worker = subprocess.Popen(
-                [sys.executable, "-c", WORKER, str(settings.file)], env=environment, stdout=subprocess.PIPE
-            )
-            assert worker.stdout is not None
-            worker.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.6))
-            worker.kill()
-            worker.wait(timeout=30)
-            worker.stdout.close()
-            for name in _manifests(life):
-                assert verify(f"{life.published.url}/{name}").ok
-        for _ in range(3):
-            life.once(settings)
-        assert life.once(settings).runs[0].unchanged == STEPS + 1
+            kill_one(life, settings, victim, chance)
+        assert_settled(life, settings, {f"step_{number}" for number in range(STEPS)}, bad=1)
         # A worker may have died between sending and recording that it sent.
         assert len(sink.received) in (1, 2)
-    assert len(_manifests(life)) == STEPS
-    assert all(verify(f"{life.published.url}/{name}").ok for name in _manifests(life))
-    alias = current_alias(life.published)
-    assert alias is not None
-    assert alias.step == f"step_{STEPS - 1}"
 
 
-def _manifests(life: Lifecycle) -> list[str]:
-    return life.manifests() if Path(life.published.url).exists() else []
+@pytest.mark.slow
+def test_killed_watchers_lose_and_double_nothing(tmp_path: Path, prefect_api: PrefectApi) -> None:
+    life = prepared(tmp_path)
+    chance = random.Random(7)
+    with webhook() as sink:
+        settings = life.settings(top='resend_after = "0s"', alerts=[sink.url])
+        for number in range(3):
+            extra = {**prefect_api.env, "PREFECT_HOME": str(tmp_path / f"home-{number}")}
+            kill_one(life, settings, "watcher", chance, longest=6.0, extra=extra)
+        assert_settled(life, settings, {f"step_{number}" for number in range(STEPS)}, bad=1)
+        assert len(sink.received) in (1, 2)
+
+
+def test_two_workers_that_race_publish_and_tell_once(tmp_path: Path) -> None:
+    life = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+    race(life, life.settings(), rounds=10)

@@ -78,7 +78,7 @@ def test_a_worker_that_was_replaced_stops_before_it_publishes(
         return export_step(*args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr("flows.lifecycle.export_step", slow)
+        patch.setattr("flows.stages.export_step", slow)
         report = here.once(here.settings())
     assert (outcomes(report), report.runs[0].leased) == ({}, ["step_1"])
     assert here.manifests() == []

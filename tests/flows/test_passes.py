@@ -248,7 +248,7 @@ def test_a_crashed_worker_does_not_do_again_what_was_done(
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr("flows.lifecycle.publish_step", die)
+        patch.setattr("flows.stages.publish_step", die)
         with pytest.raises(CrashError):
             here.once(here.settings())
     [step] = here.once(here.settings()).steps
@@ -260,7 +260,7 @@ def test_a_crashed_worker_does_not_do_again_what_was_done(
     ]
     here.save("step_2")
     with monkeypatch.context() as patch:
-        patch.setattr("flows.lifecycle.publish_step", die)
+        patch.setattr("flows.stages.publish_step", die)
         with pytest.raises(CrashError):
             here.once(here.settings())
     for info in here.published.child("step_2").objects():

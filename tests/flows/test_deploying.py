@@ -4,6 +4,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from pydantic import ByteSize
 from dcp.errors import EnvironmentFault, ResourceError
 from flows import flow_runs
 from flows.deploy_settings import PoolSettings
-from flows.deploying.automations import BLOCK, load_automations, read_automations
+from flows.deploying.automations import BLOCK, PLACEHOLDER, load_automations, read_automations
 from flows.deploying.local import LocalDeployment, Up
 from flows.deploying.server import Server
 from flows.elsewhere import ExportElsewhere
@@ -200,6 +202,25 @@ def test_every_alert_has_its_automation(place: Place) -> None:
     assert len(names) == len(set(names))
     assert {f"ckpt-{problem}" for problem in TITLES} <= set(names)
     assert {"ckpt-stalled", "ckpt-junk", "ckpt-published", "ckpt-watch-silent"} <= set(names)
+
+
+def test_prefects_own_command_takes_the_files(place: Place, tmp_path: Path) -> None:
+    text = (PROJECT / "automations" / "alerts.yaml").read_text()
+    file = tmp_path / "alerts.yaml"
+    file.write_text(text.replace(f"${{{PLACEHOLDER}}}", _block(place)).replace("name: ckpt-", "name: cli-"))
+    environment = {**os.environ, "PREFECT_API_URL": place.up.api, "PREFECT_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "prefect", "automation", "create", "--from-file", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    server = Server(place.up.api)
+    made = [
+        automation
+        for automation in server.ask("POST", "automations/filter", {"limit": 200})
+        if automation["name"].startswith("cli-")
+    ]
+    for automation in made:
+        server.ask("DELETE", f"automations/{automation['id']}")
+    assert {automation["name"] for automation in made} >= {f"cli-{problem}" for problem in TITLES}
 
 
 def test_the_silence_of_the_watcher_is_told(place: Place) -> None:

@@ -8,14 +8,24 @@ with its parent: by SIGTERM where that ends in order, by `flows.lifeline` where 
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from dcp.errors import EnvironmentFault
+
+_HOST = "127.0.0.1"
+_PATIENCE = 120.0
+"""Seconds that the server may take to come up."""
 _LIFELINE = Path(__file__).with_name("lifeline.py")
 
 
@@ -57,12 +67,57 @@ def connect() -> None:
         pass
 
 
-def local_address() -> str:
-    """The URL of the temporary server, which is started if it is not there yet."""
-    start_server()
-    from prefect.server.api.server import SubprocessASGIServer
+@contextmanager
+def shown_ui() -> Iterator[str]:
+    """Prefect's UI on loopback, on the database of the temporary server, which shows none; yields its URL.
 
-    return SubprocessASGIServer().address
+    It is a server of its own that ends with the block, or with this process.
+
+    Raises:
+        EnvironmentFault: it does not come up.
+    """
+    import prefect
+    from prefect.settings import get_current_settings
+
+    with socket.socket() as free:
+        free.bind((_HOST, 0))
+        port = free.getsockname()[1]
+    address = f"http://{_HOST}:{port}"
+    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(prefect.__module_path__.parent)]
+    command += ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on"]
+    command += ["--host", _HOST, "--port", str(port), "--log-level", "error"]
+    settings = get_current_settings().to_environment_variables(exclude_unset=True)
+    own = {"PREFECT_SERVER_UI_ENABLED": "true", "PREFECT_SERVER_UI_API_URL": f"{address}/api"}
+    server = subprocess.Popen(command, env={**os.environ, **settings, **own})
+    lifeline = _lifeline(server.pid)
+    try:
+        _wait_for(f"{address}/api/health", server)
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+        lifeline.communicate()
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise EnvironmentFault(f"Prefect's server did not come up at {url}")
+
+
+def _lifeline(pid: int) -> subprocess.Popen[bytes]:
+    """End process ``pid`` with this one. The lifeline's input closes with it, so the object must be kept."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_LIFELINE), str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _tie_server() -> None:
@@ -76,13 +131,7 @@ def _tie_server() -> None:
 
         def _run_uvicorn_command(self) -> subprocess.Popen[Any]:
             server = super()._run_uvicorn_command()
-            # Its input closes with this process, so the object must be kept.
-            self.lifeline = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_LIFELINE), str(server.pid)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            self.lifeline = _lifeline(server.pid)
             return server
 
         def stop(self) -> None:

@@ -46,7 +46,7 @@ def demo(
       ckpt demo ./my-demo --serve
     """
     here = Path.cwd()
-    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"), ui=serve)
+    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"))
     prepare_prefect(out.debug)
     from flows.demo.demo import run_demo
 
@@ -59,20 +59,19 @@ def demo(
 
 def _serve(out: Output, page: Path) -> None:
     """Show the report and Prefect's UI until somebody has had enough."""
-    from flows.prefect_server import local_address
+    from flows.prefect_server import shown_ui
     from flows.report.making import pages_for
     from flows.report.serving import served
 
     out.flush()
-    with out.waiting("starting Prefect's server"):
-        prefect = local_address()
+    out.note("")
     with served(pages_for(page)) as at:
-        out.note("")
         out.note(f"report        {at}")
-        out.note(f"Prefect's UI  {prefect}")
-        out.note("Ctrl-C ends both")
-        while True:
-            time.sleep(3600)
+        with shown_ui() as prefect:
+            out.note(f"Prefect's UI  {prefect}")
+            out.note("Ctrl-C ends both")
+            while True:
+                time.sleep(3600)
 
 
 def show_demo(out: Output, report: DemoReport, here: Path) -> None:

@@ -20,16 +20,9 @@ def prepare_prefect(debug: bool) -> None:
         os.environ.setdefault(name, value)
 
 
-def isolate_prefect(home: str, *, ui: bool = False) -> None:
-    """Use a Prefect of our own in ``home``: none of the user's profiles, servers or accounts.
-
-    Args:
-        home: its directory.
-        ui: whether the temporary server shows Prefect's UI too, which it does not by itself.
-    """
+def isolate_prefect(home: str) -> None:
+    """Use a Prefect of our own in ``home``: none of the user's profiles, servers or accounts."""
     for name in [name for name in os.environ if name.startswith("PREFECT_")]:
         del os.environ[name]
     os.environ["PREFECT_HOME"] = home
     os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "true"
-    if ui:
-        os.environ["PREFECT_SERVER_UI_ENABLED"] = "true"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dcp.advice import advice_for
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from dcp.validation import ValidationReport
 
 _MOST_ADVICE = 3
+_ROOM_FOR_KEYS = 60
+_LONGEST_KEY = 200
 _STATES = {"committed": "good", "writing": "warning", "incomplete": "bad", "torn": "bad", "not-dcp": "bad"}
 
 
@@ -44,11 +46,12 @@ def show_inspection(out: Output, report: InspectReport) -> None:
         right=["SIZE", "RECORDS"],
     )
     out.line()
+    longest = _key_width([info.key for info in report.keys])
     out.table(
         ["KEY", "TYPE", "SHAPE", "CHUNKS", "SIZE"],
         (
             [
-                name(info.key),
+                name(info.key, longest),
                 info.dtype or "object",
                 "" if info.shape is None else f"[{', '.join(map(str, info.shape))}]",
                 f"{info.chunks:,}",
@@ -58,6 +61,13 @@ def show_inspection(out: Output, report: InspectReport) -> None:
         ),
         right=["CHUNKS", "SIZE"],
     )
+
+
+def _key_width(keys: Sequence[str]) -> int:
+    """The most characters of a key to show: a few very long ones must not push the table apart for all."""
+    lengths = sorted(map(len, keys))
+    usual = lengths[len(lengths) * 9 // 10] if lengths else 0
+    return min(_LONGEST_KEY, max(_ROOM_FOR_KEYS, usual * 3 // 2))
 
 
 def show_validation(out: Output, report: ValidationReport) -> None:

@@ -160,7 +160,7 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
             records = _records(settings, detailed)
         except CkptError as failed:
             error = f"the ledger could not be read: {failed}"
-    times = {step.step: now - step.age for step in sorted(status.steps, key=_saved) if step.age is not None}
+    times = {step.step: now - step.age for step in status.steps if step.age is not None}
     intervals = _intervals(times)
     usual = _median(list(intervals.values()))
     steps = _facts(settings, listed, records, times, intervals)
@@ -199,10 +199,6 @@ def _told(step: str, alert: AlertStatus) -> Told:
         when=alert.told,
         state=alert.state,
     )
-
-
-def _saved(step: StepStatus) -> float:
-    return -(step.age or 0.0)
 
 
 def _listed(steps: Sequence[StepStatus]) -> list[StepStatus]:
@@ -314,7 +310,7 @@ def _number(value: object) -> int | None:
 
 
 def _intervals(times: Mapping[str, float]) -> dict[str, float]:
-    """Seconds since the save before, by step; ``times`` is in the order of saving."""
+    """Seconds since the step before was saved, by step; ``times`` is in the order of their numbers."""
     names = list(times)
     return {
         after: times[after] - times[before]

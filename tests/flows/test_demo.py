@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,48 @@ def test_the_first_call_shows_everything(demo: Demo) -> None:
         assert f"{step}  {problem}" in demo.said.out
     assert str(demo.published) in demo.said.out
     assert str(demo.root / "lifecycle.toml") in demo.said.out
+    assert str(demo.root / "report.html") in demo.said.out
+
+
+@pytest.mark.slow
+def test_its_report_leads_to_every_published_step(demo: Demo) -> None:
+    page = (demo.root / "report.html").read_text()
+    pages = re.findall(r'<a href="(published/demo/step_\d+/[0-9a-f]{8}/report\.html)">', page)
+    assert {each.split("/")[2] for each in pages} == set(GOOD)
+    assert all((demo.root / each).is_file() for each in pages)
+    for step, problem in BAD.items():
+        assert step in page
+        assert problem in page
+
+
+@pytest.mark.slow
+def test_it_shows_its_report_beside_prefects_ui(demo: Demo) -> None:
+    with subprocess.Popen(
+        command("demo", demo.root, "--serve"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        found: dict[str, str] = {}
+        try:
+            for line in process.stderr:
+                if "http://127.0.0.1:" in line:
+                    what, _, url = line.strip().rpartition(" ")
+                    found[what.strip()] = url
+                if "Ctrl-C" in line:
+                    break
+            assert found.keys() == {"report", "Prefect's UI"}
+            with urllib.request.urlopen(found["report"], timeout=20) as answer:
+                assert b"step_40" in answer.read()
+            with urllib.request.urlopen(found["Prefect's UI"] + "/runs", timeout=20) as answer:
+                assert b"<title>Prefect" in answer.read()
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(found["Prefect's UI"], timeout=5)
 
 
 @pytest.mark.slow

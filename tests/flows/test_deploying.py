@@ -82,7 +82,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with ExitStack() as stack:
         sink = stack.enter_context(webhook())
         url, called = stack.enter_context(_webhook())
-        database = stack.enter_context(postgres(directory / "postgres")) if programs() else None
+        database = stack.enter_context(postgres()) if programs() else None
         settings = life.settings(
             top=f'interval = "10s"\nalerts = ["{sink.url}"]',
             tables=DEPLOY.format(port=_free_port()),

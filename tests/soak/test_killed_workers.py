@@ -38,7 +38,7 @@ def test_workers_killed_at_random() -> None:
             tables=_deploy_table(), top='interval = "10s"\nlease_expiry = "10s"', max_attempts=100
         )
         local = LocalDeployment(directory / "state", PROJECT)
-        with postgres(directory / "postgres") as database:
+        with postgres() as database:
             try:
                 local.up(settings.file, print, database)
                 for number in range(1, STEPS + 1):

@@ -34,7 +34,7 @@ def test_two_hundred_steps_at_once_on_two_workers() -> None:
         life = Lifecycle(str(directory / "place"), directory / "settings")
         settings = life.settings(tables=_deploy_table(), top='interval = "30s"')
         local = LocalDeployment(directory / "state", PROJECT)
-        with postgres(directory / "postgres") as database:
+        with postgres() as database:
             try:
                 up = local.up(settings.file, print, database)
                 assert up.workers == ["default-1", "default-2", "large-memory-1"]

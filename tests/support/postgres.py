@@ -1,10 +1,12 @@
-"""A real PostgreSQL server on loopback, in a directory of its own, for as long as a block lasts."""
+"""A real PostgreSQL server on loopback, in a temporary directory, for as long as a block lasts."""
 
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +25,8 @@ def programs() -> Path | None:
 
 
 @contextmanager
-def postgres(directory: Path) -> Iterator[str]:
-    """Yield the URL of an empty database as Prefect takes it. `directory` must not exist yet.
+def postgres() -> Iterator[str]:
+    """Yield the URL of an empty database as Prefect takes it.
 
     Raises:
         RuntimeError: the server did not start; with its log.
@@ -33,46 +35,49 @@ def postgres(directory: Path) -> Iterator[str]:
     if where is None:
         raise RuntimeError("PostgreSQL is not installed; on Debian: apt-get install postgresql")
     port = _free_port()
-    directory.mkdir(parents=True)
-    # The server refuses to run as root.
+    # pytest's own directories are closed to others, and the server refuses to run as root.
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-postgres-"))
     user = None
     if os.geteuid() == 0:
         user = _USER
         entry = pwd.getpwnam(user)
         os.chown(directory, entry.pw_uid, entry.pw_gid)
-        for parent in directory.parents:
-            if parent.stat().st_mode & 0o001 == 0:
-                parent.chmod(parent.stat().st_mode | 0o011)
-    data = directory / "data"
-    initdb = [str(where / "initdb"), "-D", str(data), "-U", "prefect", "--auth=trust", "-E", "UTF8", "-N"]
-    subprocess.run(initdb, check=True, user=user, cwd="/", capture_output=True)
-    log = directory / "postgres.log"
-    options = ["-c", f"port={port}", "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]
-    options += ["-c", f"unix_socket_directories={directory}", "-c", "fsync=off"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [str(where / "postgres"), "-D", str(data), *options],
-            user=user,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
     try:
-        ready = [str(where / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-q"]
-        deadline = time.monotonic() + 60
-        while subprocess.run(ready).returncode != 0:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.1)
-        yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
-    finally:
-        server.terminate()
+        data = directory / "data"
+        initdb = [str(where / "initdb"), "-D", str(data), "-U", "prefect", "--auth=trust", "-E", "UTF8", "-N"]
+        subprocess.run(initdb, check=True, user=user, cwd="/", capture_output=True)
+        log = directory / "postgres.log"
+        options = ["-c", f"port={port}", "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=200"]
+        options += ["-c", f"unix_socket_directories={directory}", "-c", "fsync=off"]
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                [str(where / "postgres"), "-D", str(data), *options],
+                user=user,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            ready = [str(where / "pg_isready"), "-h", "127.0.0.1", "-p", str(port), "-q"]
+            deadline = time.monotonic() + 60
+            while subprocess.run(ready).returncode != 0:
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"PostgreSQL did not start:\n{log.read_text(errors='replace')[-2000:]}"
+                    )
+                time.sleep(0.1)
+            yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
+        finally:
+            # Asked with SIGTERM it would wait for clients that are still connected.
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+    finally:
+        shutil.rmtree(directory)
 
 
 def _free_port() -> int:

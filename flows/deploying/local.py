@@ -32,6 +32,8 @@ SERVER = "server"
 _PATIENCE = 240.0
 """Seconds in which server, deploying and workers must each succeed; a busy machine takes a minute."""
 
+_DEPLOY_ATTEMPTS = 3
+
 Note = Callable[[str], None]
 """Told what is going on, a line at a time."""
 
@@ -138,6 +140,9 @@ class LocalDeployment:
             "DO_NOT_TRACK": "1",
             # The server is next door: no need to let a run wait for the next look.
             "PREFECT_WORKER_QUERY_SECONDS": "3",
+            # Where the whole machine is busy a query takes its time, and that is no failure.
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "CKPT_SETTINGS": str(settings),
         }
 
@@ -177,19 +182,28 @@ class LocalDeployment:
     def _deploy(self, text: str, env: dict[str, str]) -> None:
         file = self.state / "prefect.yaml"
         file.write_text(text)
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
-            env=env,
-            cwd=self.state,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-        )
-        (self.state / "deploy.log").write_text(done.stdout + done.stderr)
-        if done.returncode:
-            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise EnvironmentFault(f"deploying failed ({' '.join(last)}); see {self.state / 'deploy.log'}")
+        log = self.state / "deploy.log"
+        command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+        # A server with much to do may refuse; what was deployed already is only deployed again.
+        for attempt in range(1, _DEPLOY_ATTEMPTS + 1):
+            try:
+                done = subprocess.run(
+                    [*command, "--prefect-file", str(file)],
+                    env=env,
+                    cwd=self.state,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    timeout=_PATIENCE,
+                )
+            except subprocess.TimeoutExpired:
+                raise EnvironmentFault(f"deploying did not end within {_PATIENCE:.0f} s") from None
+            log.write_text(done.stdout + done.stderr)
+            if done.returncode == 0:
+                return
+            time.sleep(attempt)
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise EnvironmentFault(f"deploying failed ({' '.join(last)}); see {log}")
 
     def _start_workers(self, pools: list[PoolSettings], env: dict[str, str], note: Note) -> None:
         wanted = {

@@ -37,8 +37,8 @@ class LoadChart:
 
 
 def rank_chart(shares: Shares) -> RankChart | None:
-    """None where there is nothing to see: nobody known to have written anything, or many ranks all alike."""
-    if not shares.ranks or (len(shares.ranks) > _FEW and shares.imbalance <= _LEVEL):
+    """None where there is nothing to see: fewer than two ranks, or many of them all alike."""
+    if len(shares.ranks) < 2 or (len(shares.ranks) > _FEW and shares.imbalance <= _LEVEL):
         return None
     values = [float(each.bytes) for each in shares.ranks]
     top = max(values) or 1.0

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcp.checks.scrub import TensorHealth
+from dcp.errors import NotFoundError
 from dcp.findings import Finding
 from dcp.storage import Store
 from flows.cli.text import human_bytes, human_seconds, name, plural
@@ -51,6 +52,9 @@ def publish_page(
         timings: seconds a stage.
         layouts: as which it was test-loaded.
         options: fsspec options of the source.
+
+    Raises:
+        StorageError: it is not known whether a page stands there.
     """
     try:
         judged = Judged("committed", True, key.fingerprint, warnings, tensors)
@@ -64,6 +68,10 @@ def publish_page(
     # Whatever it is, a step without a page is worth more than none.
     except Exception as error:
         _log.warning("no page for %s: %s: %s", name(url, 1000), type(error).__name__, error)
+    # An earlier attempt may have left one, and what stands there must be in the manifest.
+    try:
+        return _described(store.read(PAGE, _LIMIT))
+    except NotFoundError:
         return None
 
 

@@ -12,7 +12,7 @@ from dcp.findings import Report
 from dcp.index import Entry, TensorEntry
 from dcp.producer import guess_producer
 
-_WRITER = re.compile(r"(?:.*/)?__(\d{1,9})_\d+(?:\.\w+)?\.distcp", re.ASCII)
+_WRITER = re.compile(r"(?:.*/)?__(\d{1,9})_\d+\.distcp", re.ASCII)
 
 
 class KeyInfo(Report):

@@ -31,7 +31,7 @@ _RANKED = re.compile(
 )
 """Components that tell ranks apart: ``rank_17``, ``dp_rank_0``, ``rng_1``, ``3``."""
 
-_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+(?:\.\w+)?\.distcp")
+_WRITER = re.compile(r"(?:.*/)?__(\d+)_\d+\.distcp")
 
 
 def check_ranks(index: CheckpointIndex) -> Iterator[Finding]:

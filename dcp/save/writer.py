@@ -5,9 +5,10 @@ come first, each visible only when whole; `.metadata` comes last, in one request
 is absent. So a step is committed whole or not at all, whatever dies when, and a committed step is replaced
 only on demand, after it was taken out of use.
 
-Every save has names of its own for its data files (``__RANK_NUMBER.SAVE.distcp``). A rank of an earlier
-attempt that is still alive, or another job that saves into the same place, can therefore not change a file
-that this save's index refers to. What earlier saves left is removed once this one is committed.
+Every save has names of its own for its data files: ``__RANK_NUMBER.distcp`` as torch has it, with numbers that
+begin at one drawn for the save. A rank of an earlier attempt that is still alive, or another job that saves
+into the same place, can therefore not change a file that this save's index refers to. What earlier saves
+left is removed once this one is committed.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ THREADS = 4
 """Files of a rank that are written at a time."""
 
 _INDEX = re.compile(r"(?:__(?P<rank>\d+))?\.metadata")
-_DATA = re.compile(r"__(?P<rank>\d+)_\d+(\.[0-9a-f]+)?\.distcp")
+_DATA = re.compile(r"__(?P<rank>\d+)_\d+\.distcp")
 _MARK = 8
-"""Digits of a save's id in the names of its files."""
+"""Hexadecimal digits of a save's id that its files' numbers begin with."""
+_NUMBERS = 100_000
+"""Most files of a rank; so many numbers belong to a save."""
 
 
 class BucketWriter(BlockingAsyncStager, StorageWriter):
@@ -77,8 +80,8 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             UsageError: the URL or the number of files is not possible.
         """
         super().__init__(cache_staged_state_dict=cache_staged_state_dict)
-        if files_per_rank is not None and files_per_rank < 1:
-            raise UsageError(f"files_per_rank is {files_per_rank}; a rank writes at least one file")
+        if files_per_rank is not None and not 1 <= files_per_rank <= _NUMBERS:
+            raise UsageError(f"files_per_rank is {files_per_rank}; a rank writes 1 to {_NUMBERS} files")
         self.url = normalise_url(url)
         self.overwrite = overwrite
         self.files_per_rank = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
@@ -192,7 +195,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
 
     def file_name(self, rank: int, number: int) -> str:
         """Name of a data file of this save."""
-        return f"__{rank}_{number}.{self.save_id[:_MARK]}.distcp"
+        return f"__{rank}_{int(self.save_id[:_MARK], 16) * _NUMBERS + number}.distcp"
 
     def discard(self, names: Iterable[str]) -> None:
         """Remove data files of this save, which will not be committed, as far as storage lets it."""

@@ -64,5 +64,8 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(place: str) -> list[str]:
-    """What stands at a place, without the marks that tell files of several saves apart."""
-    return [re.sub(r"\.[0-9a-f]{8}\.distcp$", ".distcp", found.name) for found in open_store(place).objects()]
+    """What stands at a place, the numbers of data files counted from the first of their save."""
+    return sorted(
+        re.sub(r"_(\d+)\.distcp$", lambda found: f"_{int(found[1]) % 100_000}.distcp", found.name)
+        for found in open_store(place).objects()
+    )

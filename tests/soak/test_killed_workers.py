@@ -1,6 +1,6 @@
 """Workers of a real deployment are killed at random moments: every step is published, once and whole.
 
-Run it by hand, with -s. CKPT_SOAK_KILLS says how often a worker is killed.
+Run it by hand, with -s. SOAK_KILLS says how often a worker is killed, SOAK_STEPS how many steps there are.
 """
 
 import json
@@ -21,8 +21,8 @@ from tasks.publish import verify
 from tests.support.lifecycle import Lifecycle
 from tests.support.postgres import postgres, programs
 
-KILLS = int(os.environ.get("CKPT_SOAK_KILLS", "20"))
-STEPS = 8
+KILLS = int(os.environ.get("SOAK_KILLS", "20"))
+STEPS = int(os.environ.get("SOAK_STEPS", "8"))
 PROJECT = Path(__file__).parents[2] / "deployments"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]

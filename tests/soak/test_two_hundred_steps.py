@@ -1,7 +1,7 @@
 """Two hundred steps appear at once: two workers process them all, on PostgreSQL, without one failed run.
 
 Takes a quarter of an hour or more on two cores, so it is run by hand, with -s to see it go on.
-CKPT_SOAK_STEPS says how many steps, where fewer are wanted.
+SOAK_STEPS says how many steps, where fewer are wanted.
 """
 
 import os
@@ -21,7 +21,7 @@ from flows.deploying.local import LocalDeployment
 from tests.support.lifecycle import Lifecycle
 from tests.support.postgres import postgres, programs
 
-STEPS = int(os.environ.get("CKPT_SOAK_STEPS", "200"))
+STEPS = int(os.environ.get("SOAK_STEPS", "200"))
 PROJECT = Path(__file__).parents[2] / "deployments"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]

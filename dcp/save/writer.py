@@ -5,10 +5,10 @@ come first, each visible only when whole; `.metadata` comes last, in one request
 is absent. So a step is committed whole or not at all, whatever dies when, and a committed step is replaced
 only on demand, after it was taken out of use.
 
-Every save has names of its own for its data files: ``__RANK_NUMBER.distcp`` as torch has it, with numbers that
-begin at one drawn for the save. A rank of an earlier attempt that is still alive, or another job that saves
-into the same place, can therefore not change a file that this save's index refers to. What earlier saves
-left is removed once this one is committed.
+Every save has names of its own for its data files: ``__RANK_NUMBER.distcp`` as torch has it, with numbers
+that begin at one drawn for the save. A rank of an earlier attempt that is still alive, or another job that
+saves into the same place, can therefore not change a file that this save's index refers to. What earlier
+saves left is removed once this one is committed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 - `dcp.load.reader`: `BucketReader`, for ``torch.distributed.checkpoint.load``.
 - `dcp.load.planners`: `StrictLoadPlanner` to resume, `PartialLoadPlanner` to fine-tune; with
   `dcp.load.rename`, `dcp.load.patterns` (names), `dcp.load.transforms`, `dcp.load.assembly` (what is done to
-  tensors on the way in), `dcp.load.matching` (what does not fit) and `dcp.load.items` (reads).
+  tensors on the way in), `dcp.load.matching` (what does not fit), `dcp.load.shards` (what a rank
+  holds) and `dcp.load.items` (reads).
 - `dcp.load.forecast`, `dcp.load.counting`: what loads would read, from the index alone.
 - `dcp.load.simulated`, `dcp.load.ranks`: N ranks in one process, through torch's own planner.
 - `dcp.load.gloo`, `dcp.load.gloo_rank`: N real processes, through torch's own ``load``.

@@ -115,14 +115,16 @@ class TilingMap {
     const { x, y, w, h } = view.window;
     const flat = view.down < 0;
     const ratio = Math.log2(1 + h) / Math.log2(1 + w);
-    this.height = flat ? 84 : Math.round(Math.max(150, Math.min(400, this.width * 0.62 * ratio)));
+    const boxes = view.visible();
+    const distinct = (axis) => new Set(boxes.map((box) => box[axis])).size;
+    // High enough to label every row where there are not too many.
+    const labelled = 24 + 16 * distinct("y");
+    this.height = flat ? 84 : Math.round(Math.min(400, Math.max(150, labelled, this.width * 0.62 * ratio)));
     if (!view.shape.length) this.height = 120;
     const frame = { left: 1, top: 18, width: this.width - 2, height: this.height - 20 };
     this.frame = frame;
-    const boxes = view.visible();
     const thin = boxes.length > 40 && boxes.filter((box) => (box.w / w) * frame.width < LEAST_PIXELS || (box.h / h) * frame.height < LEAST_PIXELS).length > boxes.length / 2;
     const many = boxes.length > MOST_BOXES || thin;
-    const distinct = (axis) => new Set(boxes.map((box) => box[axis])).size;
     this.items = many ? summed(boxes, view.window, Math.min(28, distinct("x")), Math.min(24, distinct("y"))) : [...boxes];
     this.items.sort((a, b) => a.y - b.y || a.x - b.x);
     const regions = this.faults.map((fault) => {

@@ -101,9 +101,16 @@ class RemoteStore(Store):
         if end <= start:
             return b""
         url = f"{self.url}/{name}"
-        data: bytes = retrying(url, self._cat, self._path(name), start, end)
+        data: bytes = retrying(url, self._whole, name, start, end)
         if len(data) != end - start:
             raise truncated(name, start, end, len(data))
+        return data
+
+    def _whole(self, name: str, start: int, end: int) -> bytes:
+        """A range, short only where the object itself ends: an answer may be cut off on its way."""
+        data = self._cat(self._path(name), start, end)
+        if len(data) < end - start and self._object(name, self.filesystem.info(self._path(name))).size >= end:
+            raise UnreachableError(f"{self.url}/{name} was answered with {len(data)} of {end - start} bytes")
         return data
 
     def _cat(self, path: str, start: int, end: int) -> bytes:

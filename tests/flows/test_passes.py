@@ -8,6 +8,7 @@ import pytest
 from dcp.checkpoint import open_checkpoint
 from dcp.records import Records
 from dcp.storage import open_store
+from dcp.storage.http import HttpClient
 from flows.passes import survey_run
 from tasks.publish import current_alias, verify
 from tests.support import golden
@@ -318,16 +319,14 @@ def test_raising_the_limit_tries_again(here: Lifecycle) -> None:
 def test_a_finished_step_costs_no_request_of_its_own(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gcsfs
-
     life = Lifecycle(anywhere("gs", request, tmp_path), tmp_path / "settings")
     settings = life.settings()
     calls: list[str] = []
-    original = gcsfs.GCSFileSystem._request
+    original = HttpClient._exchange
 
-    async def counted(self: Any, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: HttpClient, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         calls.append(f"{method} {path}")
-        return await original(self, method, path, *args, **kwargs)
+        return original(self, method, path, *args, **kwargs)
 
     def idle_requests() -> list[str]:
         calls.clear()
@@ -338,14 +337,14 @@ def test_a_finished_step_costs_no_request_of_its_own(
     life.save("step_2", without=(".metadata",))
     life.once(settings)
     life.once(settings)
-    monkeypatch.setattr(gcsfs.GCSFileSystem, "_request", counted)
+    monkeypatch.setattr(HttpClient, "_exchange", counted)
     few = idle_requests()
-    monkeypatch.setattr(gcsfs.GCSFileSystem, "_request", original)
+    monkeypatch.setattr(HttpClient, "_exchange", original)
     for number in range(3, 9):
         life.save(f"step_{number}", without=(".metadata",) if number % 2 else ())
     life.once(settings)
     life.once(settings)
-    monkeypatch.setattr(gcsfs.GCSFileSystem, "_request", counted)
+    monkeypatch.setattr(HttpClient, "_exchange", counted)
     assert len(idle_requests()) == len(few) == 3, (few, calls)
 
 

@@ -89,7 +89,8 @@ def calling(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) ->
     """Run one storage call once, raising only errors of the package's tree."""
     try:
         return operation(*args, **kwargs)
-    except (KeyboardInterrupt, SystemExit):
+    # What is of the package's tree already must not become its own cause.
+    except (KeyboardInterrupt, SystemExit, CkptError):
         raise
     # fsspec backends raise their own classes, plain OSError and asyncio timeouts alike.
     except Exception as error:

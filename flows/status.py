@@ -11,6 +11,7 @@ from pydantic import Field
 from dcp.errors import EnvironmentFault
 from dcp.findings import Report
 from dcp.storage import join_url
+from flows.condition import LeaseStatus, SavingStatus, SinkStatus, leases_of, saving_of, sinks_of
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, key_of, open_run_problems, survey_run
 from tasks.aliases import AliasRecord, aliases
@@ -89,6 +90,10 @@ class RunStatus(Report):
     """Directories in the source that are no steps."""
     alerts: list[AlertStatus] = Field(default_factory=list)
     """Of the run as a whole: those that are not over, and those that did not reach everybody."""
+    saving: SavingStatus = Field(default_factory=SavingStatus)
+    sinks: list[SinkStatus] = Field(default_factory=list)
+    leases: list[LeaseStatus] = Field(default_factory=list)
+    """Steps that workers have taken."""
 
 
 class StatusReport(Report):
@@ -126,6 +131,7 @@ def _run_status(settings: LifecycleSettings, run: RunSettings, now: float) -> Ru
     try:
         found = survey_run(run, resend_after=settings.resend_after, now=now, remember=False)
         leads = aliases(found.ledger.run_store)
+        status.leases = leases_of(found, settings.lease_expiry, now)
     except EnvironmentFault as error:
         status.ok = False
         status.error = str(error)
@@ -135,6 +141,8 @@ def _run_status(settings: LifecycleSettings, run: RunSettings, now: float) -> Ru
     status.aliases = {name: record.step for name, record in leads.items()}
     status.unknown = list(found.discovery.unknown)
     status.alerts = _run_alerts(found.snapshot)
+    status.saving = saving_of(found, now)
+    status.sinks = sinks_of(settings, found)
     status.steps = [_step_status(found, step, leads) for step in found.discovery.steps]
     status.steps += _departed(found, leads)
     status.steps.sort(key=lambda step: (step.number, step.step))

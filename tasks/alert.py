@@ -253,7 +253,7 @@ def _deliver(
     deliveries = []
     if emit is not None and EVENT_SINK not in done:
         deliveries.append(_emitted(alert, emit))
-    deliveries += [_sent(alert, sink) for sink in sinks if _redacted(sink) not in done]
+    deliveries += [_sent(alert, sink) for sink in sinks if sink_name(sink) not in done]
     ok = all(delivery.ok for delivery in deliveries)
     ledger.create(
         key,
@@ -287,7 +287,7 @@ def _sent(alert: Alert, url: str) -> Delivery:
     """Send to one apprise URL, at most `_TRIES` times within `_SINK_SECONDS`."""
     import apprise
 
-    sink = _redacted(url)
+    sink = sink_name(url)
     service = apprise.Apprise()
     if not service.add(url):
         return Delivery(sink=sink, ok=False, attempts=0, error="apprise does not understand this URL")
@@ -295,7 +295,7 @@ def _sent(alert: Alert, url: str) -> Delivery:
     error = ""
     for attempt in range(1, _TRIES + 1):
         try:
-            with apprise.LogCapture(level=apprise.logging.WARNING) as log:
+            with apprise.LogCapture(level=apprise.logging.WARNING, fmt="%(message)s") as log:
                 if service.notify(
                     body=alert.body,
                     title=alert.title,
@@ -313,7 +313,7 @@ def _sent(alert: Alert, url: str) -> Delivery:
     return Delivery(sink=sink, ok=False, attempts=attempt, error=plain(error, 300) or "not accepted")
 
 
-def _redacted(url: str) -> str:
+def sink_name(url: str) -> str:
     """A name for a sink that tells it from others and gives nothing secret away."""
     import apprise
 

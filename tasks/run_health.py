@@ -68,6 +68,23 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often a run saves: its newest commit, and the usual seconds between two."""
+
+    last: Commit
+    usual: float
+
+
+def rhythm_of(commits: Iterable[Commit]) -> Rhythm | None:
+    """The rhythm of a run; None where there are too few commits to tell."""
+    ordered = sorted(commits)
+    if len(ordered) < FEWEST:
+        return None
+    recent = ordered[-RECENT - 1 :]
+    return Rhythm(ordered[-1], median(after.at - before.at for before, after in pairwise(recent)))
+
+
 def find_stall(commits: Iterable[Commit], now: float, *, factor: float, minimum: float) -> Stall | None:
     """Whether a run has stopped saving.
 
@@ -77,13 +94,13 @@ def find_stall(commits: Iterable[Commit], now: float, *, factor: float, minimum:
         factor: how many usual intervals may pass; 0 never finds a stall.
         minimum: seconds that may pass however often the run saves.
     """
-    ordered = sorted(commits)
-    if factor <= 0 or len(ordered) < FEWEST:
+    rhythm = rhythm_of(commits)
+    if factor <= 0 or rhythm is None:
         return None
-    recent = ordered[-RECENT - 1 :]
-    usual = median(after.at - before.at for before, after in pairwise(recent))
-    quiet = now - ordered[-1].at
-    return Stall(ordered[-1], usual, quiet) if quiet > max(factor * usual, minimum) else None
+    quiet = now - rhythm.last.at
+    if quiet <= max(factor * rhythm.usual, minimum):
+        return None
+    return Stall(rhythm.last, rhythm.usual, quiet)
 
 
 def find_junk(steps: Sequence[FoundStep], *, size: int, age: float) -> Junk | None:

@@ -30,7 +30,7 @@ _SUMMARISED = re.compile(r"seen|validated|failed-\d+|trashed-\d+|alerted.*")
 _KEPT = (
     *("listing", "files", "changed", "committed"),
     *("stage", "final", "problem", "message", "errors", "warnings", "basis"),
-    *("ok", "title", "last"),
+    *("ok", "title", "last", "deliveries"),
 )
 
 Summary = Mapping[str, Any]
@@ -113,7 +113,7 @@ def take_snapshot(ledger: Ledger, *, remember: bool) -> Snapshot:
 class _Cached(BaseModel):
     """Content of `CACHE`. ``records``: step -> fingerprint -> stage -> (identity, summary)."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     records: dict[str, dict[str, dict[str, tuple[str, dict[str, Any]]]]] = {}
     unknown: dict[str, list[str]] = {}
 

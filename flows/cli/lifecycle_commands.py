@@ -5,11 +5,14 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dcp.errors import UsageError
 from flows.cli.command import command
 from flows.cli.failures import ENVIRONMENT, FAULTY, FINE
 from flows.cli.options import SETTINGS_FILE, Config
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from flows.passes import PassReport
     from flows.settings import LifecycleSettings
 
+_FEWEST_ROWS = 3
+_OTHER_LINES = 14
+"""Lines of a terminal that are not for rows of steps."""
 _OUTCOMES = {
     "published": FINE,
     "problem": FAULTY,
@@ -102,25 +108,61 @@ def watch(
 def status(
     out: Output,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Show only this run.")] = None,
+    watching: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew in the same place, until Ctrl-C.")
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="For --watch: between two looks.")
+    ] = 10.0,
     config: Config = SETTINGS_FILE,
 ) -> int:
-    """Show how far each step is.
+    """Show how far each step is, whether the run still saves, and whether alerts arrive.
 
     Reads the ledger and lists the source; writes nothing. Exit code 0 also where steps are bad, 3 where a run
-    could not be read.
+    could not be read. --watch needs a terminal; with --json it prints one document a look, each on a line.
 
     \b
-    Example:
+    Examples:
       ckpt status --run my-run
+      ckpt status --watch --every 30
+      ckpt status --json
     """
     from flows.cli.status_view import show_status
     from flows.settings import load_settings
     from flows.status import run_status
 
+    if watching:
+        if out.quiet or not (out.json or out.on_terminal):
+            raise UsageError("--watch is for a terminal; leave it out, or give --json for a document a look")
+        return _watch_status(out, load_settings(config), run, every)
     report = run_status(load_settings(config), run)
     errors = [f"{each.run}: {each.error}" for each in report.runs if each.error]
     out.report(report, lambda: show_status(out, report), errors=errors)
     return FINE if report.ok else ENVIRONMENT
+
+
+def _watch_status(out: Output, settings: LifecycleSettings, run: str | None, every: float) -> int:
+    """Show the status again and again until Ctrl-C, which is the ordinary end."""
+    from flows.cli.status_view import show_status
+    from flows.status import StatusReport, run_status
+
+    def view(report: StatusReport) -> None:
+        out.line(f"{report.when}  every {every:g} s, Ctrl-C ends it", "dim")
+        show_status(out, report, most=max(_FEWEST_ROWS, (out.height - _OTHER_LINES) // len(report.runs)))
+
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        with nullcontext() if out.json else out.live() as show:
+            while True:
+                report = run_status(settings, run)
+                if show is None:
+                    out.document(report.model_dump(), one_line=True)
+                    out.flush()
+                else:
+                    show(partial(view, report))
+                time.sleep(every)
+    except KeyboardInterrupt:
+        return FINE
 
 
 def _one_pass(out: Output, settings: LifecycleSettings, *, lines: bool = False) -> PassReport:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dcp.errors import EnvironmentFault
 from flows.cli.failures import Failure
@@ -41,6 +41,8 @@ _STYLES = {
     "title": "bold",
 }
 _PIPED_WIDTH = 100_000
+_SHORT = 20
+"""Columns of a cell that is not broken as long as others can be."""
 
 
 class OutputClosedError(Exception):
@@ -55,6 +57,7 @@ class Output:
         self.quiet = quiet
         self.debug = debug
         self._documents = 0
+        self._page: list[str] | None = None
 
     # --- results, on stdout
 
@@ -96,9 +99,9 @@ class Output:
         if not self._speaks:
             return
         if style is None:
-            self._write(sys.stdout, inert(text) + "\n")
+            self._print(inert(text) + "\n")
         else:
-            self._write(sys.stdout, self._styled(self._stdout, text, style))
+            self._print(self._styled(self._stdout, text, style))
 
     def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
         """Name and value pairs, one a line, aligned."""
@@ -118,14 +121,25 @@ class Output:
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style=_STYLES["title"])
-        for column in columns:
-            table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-        for row in rows:
-            cells = [cell if isinstance(cell, tuple) else (cell, "") for cell in row]
-            table.add_row(*(Text(inert(text), style=_STYLES.get(style, "")) for text, style in cells))
+        lines = [
+            [
+                Text(inert(cell[0]), _STYLES.get(cell[1], ""))
+                if isinstance(cell, tuple)
+                else Text(inert(cell))
+                for cell in row
+            ]
+            for row in rows
+        ]
+        for number, column in enumerate(columns):
+            # Where room is short, long names fold and numbers stay in one piece.
+            short = all(line[number].cell_len <= _SHORT for line in lines)
+            side: Literal["left", "right"] = "right" if column in right else "left"
+            table.add_column(column, justify=side, overflow="fold", no_wrap=short)
+        for line in lines:
+            table.add_row(*line)
         with self._stdout.capture() as capture:
             self._stdout.print(table)
-        self._write(sys.stdout, "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+        self._print("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
     def findings(self, findings: Iterable[Finding]) -> None:
         """Findings in groups, errors first."""
@@ -201,6 +215,41 @@ class Output:
         with self._stderr.status(Text(inert(what))):
             yield
 
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Callable[[], None]], None]]:
+        """Yield ``show(view)``: what ``view`` prints takes the place of what was shown before."""
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(console=self._stdout, auto_refresh=False, vertical_overflow="crop") as live:
+
+            def show(view: Callable[[], None]) -> None:
+                self._page = []
+                try:
+                    view()
+                    page = "".join(self._page)
+                finally:
+                    self._page = None
+                with _writing():
+                    live.update(Text.from_ansi(page), refresh=True)
+
+            yield show
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person looks at stdout."""
+        return sys.stdout.isatty()
+
+    @property
+    def width(self) -> int:
+        """Columns of stdout; very many where it is no terminal."""
+        return self._stdout.width
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal."""
+        return self._stdout.height
+
     def flush(self) -> None:
         """Hand everything over, so that a closed pipe or a full disk is met here and not at exit."""
         with _writing():
@@ -235,6 +284,13 @@ class Output:
         with console.capture() as capture:
             console.print(Text(inert(text), style=_STYLES[style]), soft_wrap=True)
         return capture.get()
+
+    def _print(self, text: str) -> None:
+        """Write to stdout, or to the page that `live` is about to show."""
+        if self._page is not None:
+            self._page.append(text)
+        else:
+            self._write(sys.stdout, text)
 
     @staticmethod
     def _write(stream: TextIO, text: str) -> None:

@@ -1,12 +1,16 @@
 """Status says where each step stands, from the ledger alone, and writes nothing."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from flows.status import RunStatus, StepStatus, run_status
+from tasks.alert import sink_name
+from tasks.leases import Leases
 from tasks.publish import set_alias
 from tests.support.lifecycle import RUN, CrashError, Lifecycle, anywhere, webhook
 
@@ -95,6 +99,57 @@ def test_a_broken_sink_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPat
         here.once(settings)
         [step] = run_status(settings).runs[0].steps
         assert [(alert.state, alert.deliveries) for alert in step.alerts] == [("failed", 1)]
+
+
+def test_each_sink_has_the_outcome_of_its_last_alert(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    with webhook() as good, webhook() as bad:
+        settings = here.settings(alerts=[good.url, bad.url])
+        here.save("step_1", without=(".metadata",))
+        assert [sink.state for sink in run_status(settings).runs[0].sinks] == ["never", "never", "never"]
+        bad.broken = True
+        here.once(settings)
+        [event, first, second] = run_status(settings).runs[0].sinks
+        assert (event.sink, event.state) == ("prefect-event", "delivered")
+        assert (first.sink, first.state, first.step) == (sink_name(good.url), "delivered", "step_1")
+        assert (second.state, second.problem) == ("failed", "incomplete")
+        assert second.error
+        bad.broken = False
+        here.once(settings)
+        assert [sink.state for sink in run_status(settings).runs[0].sinks] == ["delivered"] * 3
+
+
+def test_who_is_at_work_is_shown_and_nothing_is_written(here: Lifecycle) -> None:
+    settings = here.settings()
+    here.save("step_1")
+    here.once(settings)
+    here.save("step_2")
+    lease = Leases(here.ledger.store).acquire("step_2")
+    assert lease is not None
+    before = [(o.name, o.identity) for o in here.published.objects()]
+    [run] = run_status(settings).runs
+    [held] = run.leases
+    assert (held.step, held.state, held.who.rpartition(":")[2]) == ("step_2", "alive", str(os.getpid()))
+    assert [step.state for step in run.steps] == ["published", "in-progress"]
+    later = run_status(settings, clock=lambda: time.time() + settings.lease_expiry + 1)
+    assert [lease.state for lease in later.runs[0].leases] == ["silent"]
+    assert [(o.name, o.identity) for o in here.published.objects()] == before
+
+
+def test_a_run_that_stopped_saving_is_stalled(here: Lifecycle) -> None:
+    settings = here.settings(stall_minimum="10m")
+    for number in (1, 2):
+        here.save(f"step_{number}")
+    assert run_status(settings).runs[0].saving.state == "unknown"
+    here.save("step_3")
+    saving = run_status(settings).runs[0].saving
+    assert (saving.state, saving.last) == ("healthy", "step_3")
+    saving = run_status(settings, clock=lambda: time.time() + 3600).runs[0].saving
+    assert saving.state == "stalled"
+    assert saving.quiet is not None
+    assert 3600 <= saving.quiet < 3700
 
 
 def test_a_vanished_sender_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:

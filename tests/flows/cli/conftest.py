@@ -23,8 +23,10 @@ HOSTILE_KEYS = (
 
 
 @pytest.fixture
-def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
+def ckpt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ckpt:
     """`ckpt("validate", url)` runs a command and gives code, stdout and stderr."""
+    # pytest-xdist sets it for its workers; a pipe has no width.
+    monkeypatch.delenv("COLUMNS", raising=False)
     return Ckpt(capsys)
 
 

@@ -18,7 +18,7 @@ _HOME = {
     "export": "dcp.exporting",
     "plan_export": "dcp.exporting",
     "forecast": "dcp.load.forecast",
-    "BucketReader": "dcp.load",
+    "BucketReader": "dcp.load.reader",
     "StrictLoadPlanner": "dcp.load.planners",
     "PartialLoadPlanner": "dcp.load.planners",
     "cast": "dcp.load.transforms",

@@ -39,7 +39,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Survey:
-    """A listing and what it looks like."""
+    """A listing and what it looks like.
+
+    Whoever asks several things of one checkpoint makes one of it and hands it on: its index is read once,
+    at first need, and kept as long as the survey is.
+    """
 
     store: Store
     objects: Mapping[str, ObjectInfo]
@@ -82,15 +86,27 @@ class Survey:
         times = [info.modified for info in self.objects.values() if info.modified is not None]
         return max(times, default=None)
 
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint it lists, with the index read. Raises as `open_checkpoint`."""
+        return _opened(self)
+
     def part(self, name: str) -> Survey:
-        """The survey of a sub-prefix, from the same listing."""
-        prefix = f"{name}/"
-        below = {
-            key.removeprefix(prefix): ObjectInfo(key.removeprefix(prefix), o.size, o.modified, o.identity)
-            for key, o in self.objects.items()
-            if key.startswith(prefix)
-        }
-        return Survey(self.store.child(name), below)
+        """The survey of a sub-prefix, from the same listing; the same one whenever it is asked for."""
+        if name not in self._surveyed:
+            prefix = f"{name}/"
+            below = {
+                key.removeprefix(prefix): ObjectInfo(key.removeprefix(prefix), o.size, o.modified, o.identity)
+                for key, o in self.objects.items()
+                if key.startswith(prefix)
+            }
+            self._surveyed[name] = Survey(self.store.child(name), below)
+        return self._surveyed[name]
+
+    @cached_property
+    def _surveyed(self) -> dict[str, Survey]:
+        """Surveys of parts, by name."""
+        return {}
 
     @property
     def listing_identity(self) -> str:
@@ -121,26 +137,31 @@ def is_data_file(name: str) -> bool:
     return "/" not in name and name.endswith(".distcp")
 
 
-def survey(url: str | Store, **options: Any) -> Survey:
-    """List a prefix.
+def survey(url: str | Store | Survey, **options: Any) -> Survey:
+    """List a prefix; what is a survey already is given back.
 
     Raises:
         NotFoundError: there is nothing at ``url``.
         StorageError: it could not be listed.
     """
+    if isinstance(url, Survey):
+        return url
     store = open_store(url, **options) if isinstance(url, str) else url
     return Survey(store, {info.name: info for info in store.objects()})
 
 
 def open_checkpoint(url: str | Store | Survey, **options: Any) -> Checkpoint:
-    """List a checkpoint and read its index; nothing else is read or checked.
+    """List a checkpoint and read its index, unless a survey has; nothing else is read or checked.
 
     Raises:
         MetadataError: the index is unusable.
         NotLoadableError: there is no index (``incomplete.no-metadata`` or ``metadata.unsupported``).
         StorageError: the store failed.
     """
-    found = url if isinstance(url, Survey) else survey(url, **options)
+    return survey(url, **options).checkpoint
+
+
+def _opened(found: Survey) -> Checkpoint:
     if found.kind is Kind.COMMITTED:
         files: tuple[str, ...] = (METADATA,)
         index, digest = _read_index(found, METADATA)

@@ -132,6 +132,19 @@ class RecordColumns(_Columns, Sequence["Record | None"]):
                 self.length[block].tolist(),
             )
 
+    def stored(self) -> tuple[set[str], int, int]:
+        """Objects that the records stand in, how many records there are, and the bytes of all of them."""
+        import numpy as np
+
+        present = np.unique(self.place[self.place >= 0]).tolist()
+        paths = {self.places[place][0] for place in present}
+        held = [1] * len(self.places)
+        return paths, int((self.place >= 0).sum()), self.capacity(held)
+
+    def transformed(self) -> bool:
+        """Whether any record may be stored in another form than it is."""
+        return any(transforms for _, transforms in self.places)
+
     def capacity(self, factors: Sequence[int]) -> int:
         """Lengths of all records added up, each times the factor of its place."""
         import numpy as np

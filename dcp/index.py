@@ -65,6 +65,13 @@ class Chunks(Sequence[Chunk]):
         pairs = tuple(chunks)
         return cls(tuple(c.box for c in pairs), tuple(c.record for c in pairs))
 
+    def stored(self) -> tuple[set[str], int, int]:
+        """Objects that the records stand in, how many records there are, and the bytes of all of them."""
+        if isinstance(self.records, RecordColumns):
+            return self.records.stored()
+        present = [record for record in self.records if record is not None]
+        return {record.path for record in present}, len(present), sum(record.length for record in present)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:

@@ -69,7 +69,7 @@ class ValidationReport(Report):
 
 
 def validate(
-    url: str,
+    url: str | Survey,
     *,
     contract: Contract | str | None = None,
     against: str | None = None,
@@ -86,7 +86,8 @@ def validate(
     """Check a checkpoint from its index and a listing, and with ``scrub`` from every byte it holds.
 
     Args:
-        url: the checkpoint, or a step directory whose parts are checkpoints.
+        url: the checkpoint, or a step directory whose parts are checkpoints; or a survey of it, whose indices
+            are then read once for all that it is given to.
         contract: expected keys, or where to read them.
         against: another checkpoint whose keys are expected; with ``scrub``, its values are compared too.
         scrub: read every byte and hold it against every checksum there is.

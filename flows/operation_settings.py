@@ -77,5 +77,7 @@ class OperationSettings(Section):
     """Seconds without a change after which an uncommitted step counts as junk."""
     late_steps: Literal["process", "ignore"] = "process"
     """What becomes of a step that was committed after one with a higher number was published."""
+    report: bool = True
+    """Whether a page to look at, `report.html`, stands beside every published step."""
     after_publish: AfterPublishSettings | None = None
     retire: RetireSettings | None = None

@@ -184,6 +184,7 @@ class Stages(StepWork):
             open_store(self.directory, **run.publish_options),
             self.url,
             self.key,
+            wanted=run.report,
             warnings=warnings,
             tensors=self.tensors,
             artifacts=artifacts,

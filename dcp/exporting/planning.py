@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, get_args
 
-from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checkpoint import Checkpoint, Survey, open_checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
@@ -63,7 +63,7 @@ _REMOTE_RATE = 100e6
 
 
 def plan_export(
-    url: str,
+    url: str | Survey,
     dest: str,
     *,
     format: Format = "torch",
@@ -84,6 +84,7 @@ def plan_export(
     """What `export` would take, from the index alone; nothing is written. Arguments as there.
 
     Args:
+        url: the checkpoint, or a survey of it, whose index is then read once for all that it is given to.
         rate: bytes a second that exports of this kind were measured to read; a guess if absent.
         detail: say of every tensor where it will stand, and which bytes it is read from.
 
@@ -118,8 +119,7 @@ def plan_export(
     else:
         files = [_torch_file(checkpoint, chosen, name, dtype, tie, detail)]
         read = chosen
-    records = [record for item in read for record in records_of(item.entry)]
-    total = sum(record.length for record in records)
+    sources, ranges, total = _stored(read)
     if tie:
         total += sampled_bytes(item.entry for item in tensors if isinstance(item.entry, TensorEntry))
     disk = sum(file.bytes for file in files)
@@ -136,8 +136,8 @@ def plan_export(
         disk_free=machine.disk_left(normalise_url(dest)),
         refusals=machine.shortfalls(memory, disk, normalise_url(dest)),
         bytes=total,
-        ranges=len(records),
-        sources=len({record.path for record in records}),
+        ranges=ranges,
+        sources=len(sources),
         seconds=round(1 + total / assumed, 1),
         rate=assumed,
         rate_measured=rate is not None,
@@ -206,7 +206,7 @@ def _placed(
 
 
 def choose(
-    url: str,
+    url: str | Survey,
     dest: str,
     format: Format,
     include: Sequence[str],
@@ -240,7 +240,7 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[F
     Times alone refuse nothing, because a copy does not keep them: the bytes are judged, by their CRC.
     """
     keys = {item.entry.key for item in chosen}
-    files = {record.path for item in chosen for record in records_of(item.entry)}
+    files, _, _ = _stored(chosen)
     faults: list[Finding] = []
     warnings: list[Finding] = []
     for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=True):
@@ -260,6 +260,21 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[F
             faults,
         )
     return warnings
+
+
+def _stored(chosen: Iterable[Selected]) -> tuple[set[str], int, int]:
+    """Objects that what was chosen stands in, its records, and their bytes."""
+    paths: set[str] = set()
+    records = size = 0
+    for item in chosen:
+        if isinstance(item.entry, TensorEntry):
+            held, count, length = item.entry.chunks.stored()
+            paths |= held
+            records, size = records + count, size + length
+        elif item.entry.record is not None:
+            paths.add(item.entry.record.path)
+            records, size = records + 1, size + item.entry.record.length
+    return paths, records, size
 
 
 def records_of(entry: Entry) -> Iterator[Record]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
+from dcp.columns import RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
 from dcp.exporting.casts import output_dtype
@@ -281,6 +282,11 @@ def largest_decoded(chosen: Iterable[Selected]) -> int:
         sum(c.box.volume for c in item.entry.chunks if c.record is not None and c.record.transforms)
         * ITEMSIZE[item.entry.dtype]
         for item in chosen
-        if isinstance(item.entry, TensorEntry)
+        if isinstance(item.entry, TensorEntry) and _may_be_encoded(item.entry)
     ]
     return max(sizes, default=0)
+
+
+def _may_be_encoded(entry: TensorEntry) -> bool:
+    records = entry.chunks.records
+    return not isinstance(records, RecordColumns) or records.transformed()

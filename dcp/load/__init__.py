@@ -8,12 +8,13 @@
 - `dcp.load.forecast`, `dcp.load.counting`: what loads would read, from the index alone.
 - `dcp.load.simulated`, `dcp.load.ranks`: N ranks in one process, through torch's own planner.
 - `dcp.load.gloo`, `dcp.load.gloo_rank`: N real processes, through torch's own ``load``.
-- `dcp.load.pull`: ranges out of storage, each byte once.
+- `dcp.load.pull`: ranges out of storage, each byte once; `dcp.load.requests`: how much at once.
 - `dcp.load.regions`, `dcp.load.batches`: which pieces are read and held together.
 - `dcp.load.verdicts`: how what was loaded is held against the checkpoint.
 - `dcp.load.report`: what is reported.
 
-This is the one part of the package that needs torch; nothing else imports it at module level.
+This is the part of the package that needs torch, but not all of it: forecasts are arithmetic. So torch is
+loaded when a load begins, and by the modules above that are named for it, not by this one.
 """
 
 # ruff: noqa: PT028 - `test_load` is no test.
@@ -22,23 +23,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dcp.checkpoint import Kind, open_checkpoint, survey
 from dcp.collector import gc_paused
 from dcp.errors import UsageError
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
+from dcp.load.report import Engine, LayoutReport, TestLoadReport
 from dcp.pickles.scan import Allowance
 from dcp.tp_rules import TpRules
 
-# torch makes a million objects when it is imported, and the collector looks through them again and again.
-with gc_paused():
-    from dcp.load.reader import BucketReader
-    from dcp.load.report import Engine, LayoutReport, TestLoadReport
-    from dcp.load.simulated import Progress, load_simulated
+if TYPE_CHECKING:
+    from dcp.load.simulated import Progress
 
-__all__ = ["BucketReader", "LayoutReport", "TestLoadReport", "test_load"]
+__all__ = ["LayoutReport", "TestLoadReport", "test_load"]
 
 LEAST_BUDGET = 1 << 20
 """Smallest memory budget, in bytes."""
@@ -104,6 +103,11 @@ def test_load(
             loaded = load_gloo(checkpoint, parsed, timeout=timeout, allow=allowance)
             read += sum(report.bytes_read for report in loaded)
         else:
+            # torch makes a million objects when it is imported, and the collector looks through them again
+            # and again.
+            with gc_paused():
+                from dcp.load.simulated import load_simulated
+
             loaded = load_simulated(checkpoint, parsed, memory_budget, progress, allow=allowance)
             read += max(report.bytes_read for report in loaded)
         reports += [_inside(part, report) for report in loaded] if part else loaded

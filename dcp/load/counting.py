@@ -20,8 +20,7 @@ from dcp.columns import BoxColumns, RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.index import CheckpointIndex, TensorEntry
 from dcp.layout import Layout
-from dcp.load.pull import GAP, REQUEST, SMALL, TINY
-from dcp.load.reader import GROUP
+from dcp.load.requests import GAP, GROUP, REQUEST, SMALL, TINY
 from dcp.records import HEAD
 from dcp.tp_rules import TpRules
 

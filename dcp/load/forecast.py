@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dcp.checkpoint import open_checkpoint
+from dcp.checkpoint import Survey, open_checkpoint
 from dcp.errors import NotLoadableError, UsageError
 from dcp.findings import Report, errors_of
 from dcp.layout import MAX_RANKS, Layout
@@ -81,7 +81,7 @@ class ForecastReport(Report):
 
 
 def forecast(
-    url: str,
+    url: str | Survey,
     *,
     ranks: Iterable[int] = DEFAULT_RANKS,
     layouts: Sequence[str] | None = None,
@@ -94,7 +94,7 @@ def forecast(
     `BucketReader` are an estimate.
 
     Args:
-        url: the checkpoint.
+        url: the checkpoint, or a survey of it, whose index is then read once for all that it is given to.
         ranks: numbers of ranks, each of which is the layout ``fsdp=N``.
         layouts: such as ``"fsdp=2,tp=2"``, instead of ``ranks``.
         tp_rules: what the tp axis of layouts shards; see `dcp.layout` for what it does without.

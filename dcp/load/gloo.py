@@ -30,6 +30,7 @@ from dcp.findings import Finding, has_errors
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
 from dcp.load.gloo_rank import Job, RankResult, Reader
+from dcp.load.metadata import known_to_torch
 from dcp.load.needs import ObjectNeed
 from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
@@ -65,7 +66,7 @@ def load_gloo(
         EnvironmentFault: storage failed, a rank was killed, or the time was up.
         UsageError: the options of the store cannot be handed to another process.
     """
-    index, findings = preflight(checkpoint)
+    index, findings = known_to_torch(*preflight(checkpoint))
     objects, scanned, unsafe = _scan(checkpoint, index, allow)
     known = {(found.code, found.file) for found in findings}
     findings += [found for found in unsafe if (found.code, found.file) not in known]

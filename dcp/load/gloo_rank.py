@@ -38,10 +38,11 @@ from dcp.layout import Layout
 from dcp.load.bits import bits_of
 from dcp.load.metadata import torch_dtype
 from dcp.load.needs import ChunkNeed
-from dcp.load.pull import GAP, REQUEST, Pull
+from dcp.load.pull import Pull
 from dcp.load.ranks import InertPlanner
 from dcp.load.reader import BucketReader
 from dcp.load.regions import moved, spans, strides
+from dcp.load.requests import GAP, REQUEST
 from dcp.load.standin import poisoned
 from dcp.load.verdicts import about_region, compare, mismatch
 from dcp.records import Records

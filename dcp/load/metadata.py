@@ -5,6 +5,8 @@ No pickle is read on the way, so nothing in a hostile `.metadata` can run.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -19,7 +21,8 @@ from torch.distributed.checkpoint.metadata import (
 from dcp.boxes import Box
 from dcp.collector import gc_paused
 from dcp.errors import MetadataError
-from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
+from dcp.findings import Finding
+from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
 
 
 def torch_dtype(entry: TensorEntry) -> torch.dtype:
@@ -36,6 +39,24 @@ def torch_dtype(entry: TensorEntry) -> torch.dtype:
         code="metadata.unsupported",
         key=entry.key,
     )
+
+
+def known_to_torch(index: CheckpointIndex, findings: list[Finding]) -> tuple[CheckpointIndex, list[Finding]]:
+    """What `dcp.load.preflight.preflight` gives, without the tensors whose dtype this torch does not know.
+
+    Each tensor left out is one more finding.
+    """
+    kept: dict[str, Entry] = {}
+    unknown: list[Finding] = []
+    for entry in index.entries.values():
+        try:
+            if isinstance(entry, TensorEntry):
+                torch_dtype(entry)
+        except MetadataError as error:
+            unknown.append(error.as_finding())
+        else:
+            kept[entry.key] = entry
+    return replace(index, entries=kept), [*findings, *unknown]
 
 
 def torch_chunk(box: Box) -> ChunkStorageMetadata:

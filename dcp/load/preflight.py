@@ -1,4 +1,7 @@
-"""What can be said of a load before it begins: which tensors can be loaded, and which bytes are missing."""
+"""What can be said of a load before it begins: which tensors can be loaded, and which bytes are missing.
+
+No torch: what this torch does not know, `dcp.load.metadata.known_to_torch` leaves out.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ from dataclasses import replace
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.tiling import check_tensor
-from dcp.errors import MetadataError, NotLoadableError
+from dcp.errors import NotLoadableError
 from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.batches import is_sound
-from dcp.load.metadata import torch_dtype
 
 _ABSENT: frozenset[Code] = frozenset(
     ["files.missing", "files.truncated", "files.unsafe-path", "records.missing", "records.out-of-bounds"]
@@ -86,10 +88,6 @@ def _problems(entry: TensorEntry) -> list[Finding]:
     if entry.dtype.startswith("q"):
         message = f"{entry.key} is quantised ({entry.dtype}): a plain tensor of that type cannot be made"
         return [finding("metadata.unsupported", message, key=entry.key)]
-    try:
-        torch_dtype(entry)
-    except MetadataError as error:
-        return [error.as_finding()]
     if is_sound(entry):
         return []
     return [*check_tensor(entry)] or [

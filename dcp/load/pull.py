@@ -26,6 +26,7 @@ from dcp.index import Chunk
 from dcp.load.bits import Bits, bits_in
 from dcp.load.checksums import Checksums, Summing, part_of
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
+from dcp.load.requests import GAP, REQUEST, SMALL, TINY
 from dcp.load.source import Metered, Remembering, Tolerant
 from dcp.record import Record
 from dcp.records import Located, Records, fault
@@ -33,15 +34,6 @@ from dcp.storage import ByteRange, coalesce, fetch
 
 T = TypeVar("T")
 _Place = tuple[str, Chunk]
-
-SMALL = 1 << 20
-"""Records up to this many bytes are read whole if all of the chunk is needed."""
-TINY = 64 << 10
-"""Records up to this many bytes are read whole whatever is needed of them."""
-REQUEST = 8 << 20
-"""Most bytes near ranges are joined into. Larger blocks also cost a fresh mapping of memory each."""
-GAP = 64 << 10
-"""Bytes not needed that are read rather than asked around."""
 
 
 Got = Bits | Archive | CheckpointError

@@ -31,12 +31,10 @@ from dcp.load.metadata import chunk_number, torch_metadata
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.objects import require_harmless
 from dcp.load.preflight import require_whole
-from dcp.load.pull import GAP, REQUEST, Pull
+from dcp.load.pull import Pull
 from dcp.load.regions import spans
+from dcp.load.requests import GAP, GROUP, REQUEST
 from dcp.storage import normalise_url, open_store
-
-GROUP = 32 << 20
-"""Bytes handed to the planner before the next are taken."""
 
 _Work = tuple[ReadItem, Need]
 

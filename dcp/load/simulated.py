@@ -27,7 +27,7 @@ from dcp.layout import Layout
 from dcp.load.batches import BandNeed, Batch, batches, bytes_of, cut, slices
 from dcp.load.bits import Bits
 from dcp.load.counting import Columns, counts
-from dcp.load.metadata import torch_metadata
+from dcp.load.metadata import known_to_torch, torch_metadata
 from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
 from dcp.load.pull import Got, Pull
@@ -97,7 +97,7 @@ class _Pass:
         self.progress = progress
         self.planner = planner
         self.allow = allow
-        self.index, self.findings = preflight(checkpoint)
+        self.index, self.findings = known_to_torch(*preflight(checkpoint))
         self.reported: set[tuple[object, ...]] = {(f.code, f.file or f.key) for f in self.findings}
         self.total = bytes_of(self.index)
         self.columns = Columns.of(self.index, layouts[0].rules)

@@ -20,7 +20,7 @@ import typer
 
 from flows.cli.failures import INTERRUPTED, OUTPUT_CLOSED, failure_of
 from flows.cli.output import Output, OutputClosedError
-from flows.cli.text import inert
+from flows.text import inert
 
 Body = Callable[..., int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flows.cli.output import Output
-from flows.cli.text import name, plural
 from flows.cli.views import show_findings
+from flows.text import name, plural
 
 if TYPE_CHECKING:
     from dcp.comparison import DiffReport, KeyChange, ValueChange

@@ -16,7 +16,7 @@ from flows.cli.command import command
 from flows.cli.failures import ENVIRONMENT, FINE
 from flows.cli.output import Output
 from flows.cli.prefect_environment import isolate_prefect, prepare_prefect
-from flows.cli.text import human_seconds, name
+from flows.text import human_seconds, name
 
 if TYPE_CHECKING:
     from flows.demo.demo import DemoReport

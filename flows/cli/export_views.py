@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flows.cli.output import Cell, Output
-from flows.cli.text import human_bytes, human_seconds, name, plural
 from flows.cli.views import show_findings
+from flows.text import human_bytes, human_seconds, name, plural
 
 if TYPE_CHECKING:
     from dcp.exporting import ExportPlan, ExportReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flows.cli.output import Output
-from flows.cli.text import human_bytes, human_seconds, name, plural
+from flows.text import human_bytes, human_seconds, name, plural
 
 if TYPE_CHECKING:
     from dcp.save import ImportReport

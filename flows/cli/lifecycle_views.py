@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flows.cli.output import Output
-from flows.cli.text import human_seconds, name, plural
+from flows.text import human_seconds, name, plural, problem_name
 
 if TYPE_CHECKING:
     from flows.passes import PassReport
@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from tasks.alert import AlertReport
 
 _MOST_NAMES = 10
-
-
-_FAILED = {
-    "validate": "validate-failed",
-    "test-load": "load-failed",
-    "export": "export-failed",
-    "publish": "publish-failed",
-}
-
-
-def problem_name(problem: str) -> str:
-    """How a problem is shown: that of a stage must not read as if the stage were at work."""
-    return _FAILED.get(problem, problem)
 
 
 def show_step(out: Output, report: StepReport) -> None:

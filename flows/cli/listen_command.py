@@ -17,7 +17,7 @@ from flows.cli.lifecycle_views import errors_of_step, show_step
 from flows.cli.options import SETTINGS_FILE, Config
 from flows.cli.output import Output
 from flows.cli.prefect_environment import prepare_prefect
-from flows.cli.text import name
+from flows.text import name
 
 if TYPE_CHECKING:
     from flows.notices import Step

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dcp.errors import EnvironmentFault
 from flows.cli.failures import Failure
-from flows.cli.grouping import grouped
-from flows.cli.text import inert
+from flows.grouping import grouped
+from flows.text import inert
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

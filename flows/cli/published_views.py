@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flows.cli.output import Output
-from flows.cli.text import human_bytes, human_seconds, name
+from flows.text import human_bytes, human_seconds, name
 
 if TYPE_CHECKING:
     from tasks.aliases import AliasRecord

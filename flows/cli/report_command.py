@@ -13,7 +13,7 @@ from flows.cli.command import command
 from flows.cli.failures import FINE
 from flows.cli.options import SETTINGS_FILE
 from flows.cli.output import Output
-from flows.cli.text import human_bytes, human_seconds, name
+from flows.text import human_bytes, human_seconds, name
 
 if TYPE_CHECKING:
     from flows.report.saving import SavedReport

@@ -10,7 +10,7 @@ from flows.cli.command import command
 from flows.cli.failures import ENVIRONMENT, FINE
 from flows.cli.options import SETTINGS_FILE, Config
 from flows.cli.output import Cell, Output
-from flows.cli.text import human_bytes, name, plural
+from flows.text import human_bytes, name, plural
 
 if TYPE_CHECKING:
     from flows.retiring import RetireReport, RunRetirement

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.cli.lifecycle_views import problem_name
 from flows.cli.output import Cell, Output
-from flows.cli.text import human_age, human_bytes, human_seconds, name, plural
+from flows.text import human_age, human_bytes, human_seconds, name, plural, problem_name
 
 if TYPE_CHECKING:
     from flows.condition import LeaseStatus, SavingStatus, SinkStatus

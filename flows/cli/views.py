@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dcp.advice import advice_for
 from flows.cli.output import Output
-from flows.cli.text import human_bytes, human_seconds, name, plural
+from flows.text import human_bytes, human_seconds, name, plural
 
 if TYPE_CHECKING:
     from dcp.findings import Finding

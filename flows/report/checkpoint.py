@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dcp.checkpoint import Checkpoint, Kind, Survey, open_checkpoint, survey
+from dcp.checkpoint import Kind, Survey, open_checkpoint, survey
 from dcp.checks.scrub import TensorHealth
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, State
@@ -19,13 +19,13 @@ from dcp.index import CheckpointIndex, TensorEntry
 from dcp.inspection import FileInfo
 from dcp.producer import guess_producer
 from dcp.validation import ValidationReport, validate
-from flows.cli.text import name
 from flows.report.contents import Contents, pack_contents
 from flows.report.costs import ExportCost, LoadCosts, export_cost, load_costs
 from flows.report.health import Health, health_of
 from flows.report.joining import joined
 from flows.report.problems import Problem, counted, problems_of
 from flows.report.shares import Shares, shares_of
+from flows.text import name
 from tasks.ledger import timestamp
 
 
@@ -129,11 +129,11 @@ def gather_checkpoint(
     """
     options = options or {}
     at = now or time.time()
-    if judged is None:
-        judged = Judged.of(validate(url, now=at, **validation, **options))
     found = survey(url, **options)
+    if judged is None:
+        judged = Judged.of(validate(found, now=at, **validation, **options))
     parts = _parts(found)
-    index = joined(parts)
+    index = joined({prefix: part.checkpoint.index for prefix, part in parts.items()})
     files = [FileInfo(name=each, bytes=info.size, records=0) for each, info in found.objects.items()]
     if index is not None:
         counts = index.files()
@@ -148,14 +148,16 @@ def gather_checkpoint(
         scrubbed=judged.tensors is not None,
         fingerprint=judged.fingerprint,
         producer=_producer(found, parts),
-        version=None if not parts else name(next(iter(parts.values())).index.version or "", 40) or None,
+        version=None
+        if not parts
+        else name(next(iter(parts.values())).checkpoint.index.version or "", 40) or None,
         totals=_totals(index, files),
         problems=problems_of(judged.findings, found.store.url),
         groups=_groups(index),
         dtypes=_dtypes(index),
         shares=shares_of(index, files),
-        loads=load_costs(parts, options),
-        export=export_cost(parts, options),
+        loads=load_costs(parts),
+        export=export_cost(parts),
         health=None if judged.tensors is None else health_of(judged.tensors, judged.findings),
         contents=None
         if index is None
@@ -164,23 +166,30 @@ def gather_checkpoint(
     )
 
 
-def _parts(found: Survey) -> dict[str, Checkpoint]:
-    """The checkpoints of a step whose index can be read, by the prefix of their names."""
+def _parts(found: Survey) -> dict[str, Survey]:
+    """The checkpoints of a step whose index can be read, by the prefix of their names; it is read here."""
     surveys = {"": found}
     if found.kind is Kind.PARTS:
         surveys = {f"{part}/": found.part(part) for part in found.parts}
-    opened = {}
+    readable = {}
     for prefix, each in surveys.items():
         try:
-            opened[prefix] = open_checkpoint(each)
+            open_checkpoint(each)
         except CheckpointError:
             # Validation has said why.
             continue
-    return opened
+        readable[prefix] = each
+    return readable
 
 
-def _producer(found: Survey, parts: Mapping[str, Checkpoint]) -> str:
-    return guess_producer(found, next(iter(parts.values())).index) if parts else "unknown"
+def _producer(found: Survey, parts: Mapping[str, Survey]) -> str:
+    return guess_producer(found, next(iter(parts.values())).checkpoint.index) if parts else "unknown"
+
+
+def _version(parts: Mapping[str, Survey]) -> str | None:
+    """The torch that the index names, if it names one."""
+    told = [part.checkpoint.index.version for part in parts.values()][:1]
+    return name(told[0], 40) if told and told[0] else None
 
 
 def _totals(index: CheckpointIndex | None, files: Sequence[FileInfo]) -> Totals:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.cli.text import human_bytes, plural
 from flows.report.charts import HEIGHT, WIDTH, Bar, Line, Scale, Tick, bars, line, outline
 from flows.report.costs import PartCosts
 from flows.report.shares import Shares
+from flows.text import human_bytes, plural
 
 _LEVEL = 1.02
 """Up to this ratio of the heaviest rank to the mean, many bars would all look alike and say nothing."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
-from flows.cli.text import human_bytes, human_seconds, plural
 from flows.report.checkpoint import CheckpointFacts
 from flows.report.checkpoint_charts import load_chart, rank_chart
 from flows.report.document import Fact, Verdict, document, minute
+from flows.text import human_bytes, human_seconds, plural
 
 
 def render_checkpoint(facts: CheckpointFacts) -> str:

@@ -16,9 +16,9 @@ from dcp.checks.scrub import TensorHealth
 from dcp.findings import Finding
 from dcp.index import Entry, TensorEntry
 from dcp.inspection import writer_rank
-from flows.cli.text import name
 from flows.report.chunking import EXACT, Patterns, Tilings, columns_of
 from flows.report.packing import pack_json
+from flows.text import name
 
 BUDGET = 1_800_000
 """Characters that the packed keys of a page may take."""

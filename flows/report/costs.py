@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from dcp.checkpoint import Checkpoint
+from dcp.checkpoint import Survey
 from dcp.errors import CheckpointError, ResourceError, UsageError
-from flows.cli.text import name
-
-MOST_WORK = 64_000_000
-"""Chunks times ranks up to which loads are forecast: about half a minute."""
+from flows.text import name
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +51,16 @@ class ExportCost:
     seconds: float
 
 
-def load_costs(parts: Mapping[str, Checkpoint], options: Mapping[str, Any]) -> LoadCosts:
-    """Forecast loads by 1 to 1024 ranks, by fewer where the index is very large."""
-    from dcp.load.forecast import DEFAULT_RANKS, forecast
+def load_costs(parts: Mapping[str, Survey]) -> LoadCosts:
+    """Forecast loads by 1 to 1024 ranks of parts whose index can be read, by prefix."""
+    from dcp.load.forecast import forecast
 
     if not parts:
         return LoadCosts((), "There is no index that could be read.")
-    chunks = sum(len(e.chunks) for c in parts.values() for e in c.index.tensors)
-    ranks = [each for each in DEFAULT_RANKS if each * chunks <= MOST_WORK] or [1]
     found = []
-    for prefix, checkpoint in parts.items():
+    for prefix, part in parts.items():
         try:
-            report = forecast(checkpoint.url, ranks=ranks, **options)
+            report = forecast(part)
         except CheckpointError as error:
             return LoadCosts((), name(str(error), 600))
         costs = tuple(
@@ -87,14 +81,14 @@ def load_costs(parts: Mapping[str, Checkpoint], options: Mapping[str, Any]) -> L
     return LoadCosts(tuple(found), "")
 
 
-def export_cost(parts: Mapping[str, Checkpoint], options: Mapping[str, Any]) -> ExportCost | None:
+def export_cost(parts: Mapping[str, Survey]) -> ExportCost | None:
     """What exporting all parts one after the other takes; None where it would be refused."""
     from dcp.exporting import plan_export
 
     plans = []
-    for checkpoint in parts.values():
+    for part in parts.values():
         try:
-            plans.append(plan_export(checkpoint.url, "checkpoint.pt", **options))
+            plans.append(plan_export(part, "checkpoint.pt"))
         except (CheckpointError, UsageError, ResourceError):
             return None
     if not plans:

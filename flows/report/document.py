@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from flows.cli.text import human_bytes, human_seconds, name, plural
+from flows.text import human_bytes, human_seconds, name, plural
 from tasks.manifest import tool_versions
 
 if TYPE_CHECKING:

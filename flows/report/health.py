@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 
 from dcp.checks.scrub import TensorHealth
 from dcp.findings import Finding
-from flows.cli.text import name
+from flows.text import name
 
 _MOST = 20
 

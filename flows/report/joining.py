@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dcp.checkpoint import Checkpoint
 from dcp.columns import RecordColumns
 from dcp.index import CheckpointIndex, Chunks, Entry, TensorEntry
 from dcp.record import Record
 
 
-def joined(parts: Mapping[str, Checkpoint]) -> CheckpointIndex | None:
+def joined(parts: Mapping[str, CheckpointIndex]) -> CheckpointIndex | None:
     """One index of all parts; None if there are none.
 
     Args:
-        parts: checkpoints by what their names begin with, ``"model/"`` or nothing.
+        parts: indices by what their names begin with, ``"model/"`` or nothing.
     """
     if not parts:
         return None
     if set(parts) == {""}:
-        return parts[""].index
+        return parts[""]
     entries = {
         f"{prefix}{key}": _placed(entry, prefix)
-        for prefix, checkpoint in parts.items()
-        for key, entry in checkpoint.index.entries.items()
+        for prefix, index in parts.items()
+        for key, entry in index.entries.items()
     }
     return CheckpointIndex(entries=entries, paths=None)
 

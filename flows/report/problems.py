@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dcp.advice import advice_for
 from dcp.findings import Finding, Severity
-from flows.cli.grouping import grouped
-from flows.cli.text import name
+from flows.grouping import grouped
+from flows.text import name
 
 SHOWN = 20
 """Findings of a group that are spelled out."""

@@ -15,10 +15,10 @@ from dcp.checks.scrub import TensorHealth
 from dcp.errors import NotFoundError
 from dcp.findings import Finding
 from dcp.storage import Store
-from flows.cli.text import human_bytes, human_seconds, name, plural
 from flows.report.checkpoint import Judged, gather_checkpoint
 from flows.report.checkpoint_page import render_checkpoint
 from flows.report.saving import PAGE
+from flows.text import human_bytes, human_seconds, name, plural
 from tasks.ledger import StepKey, create_once
 from tasks.manifest import Artifact, PublishedFile
 
@@ -33,6 +33,7 @@ def publish_page(
     url: str,
     key: StepKey,
     *,
+    wanted: bool = True,
     warnings: Sequence[Finding],
     tensors: Mapping[str, TensorHealth] | None,
     artifacts: Sequence[Artifact],
@@ -46,6 +47,7 @@ def publish_page(
         store: the published directory.
         url: the step in the source.
         key: its name and fingerprint.
+        wanted: whether to write one; one that an earlier attempt left is told all the same.
         warnings: what validation and export found.
         tensors: what the tensors hold, where they were read.
         artifacts: what was exported.
@@ -56,6 +58,8 @@ def publish_page(
     Raises:
         StorageError: it is not known whether a page stands there.
     """
+    if not wanted:
+        return _standing(store)
     try:
         judged = Judged("committed", True, key.fingerprint, warnings, tensors)
         facts = gather_checkpoint(
@@ -68,7 +72,11 @@ def publish_page(
     # Whatever it is, a step without a page is worth more than none.
     except Exception as error:
         _log.warning("no page for %s: %s: %s", name(url, 1000), type(error).__name__, error)
-    # An earlier attempt may have left one, and what stands there must be in the manifest.
+    return _standing(store)
+
+
+def _standing(store: Store) -> PublishedFile | None:
+    """The page that an earlier attempt may have left: what stands there must be in the manifest."""
     try:
         return _described(store.read(PAGE, _LIMIT))
     except NotFoundError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flows.cli.text import human_bytes, human_seconds, plural
 from flows.report.charts import WIDTH, Bar, Line, Scale, Tick, bars, line, stacked
 from flows.report.runs import StepFact
+from flows.text import human_bytes, human_seconds, plural
 
 MOST = 120
 """Steps in a chart, the newest."""

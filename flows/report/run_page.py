@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flows.cli.text import human_age, human_bytes, human_seconds, plural
 from flows.report.document import Fact, Verdict, document, minute
 from flows.report.run_charts import StepChart, step_charts
 from flows.report.runs import RunFacts, RunsFacts, StepFact
+from flows.text import human_age, human_bytes, human_seconds, plural
 
 Link = Callable[[StepFact], str | None]
 """Where the page of a published step is, relative to this page; None if it cannot be linked."""

@@ -16,11 +16,10 @@ from typing import Any
 from dcp.errors import CkptError
 from dcp.findings import Finding
 from dcp.storage import ByteRange, fetch, join_url
-from flows.cli.lifecycle_views import problem_name
-from flows.cli.text import name
 from flows.report.problems import Problem, problems_of
 from flows.settings import LifecycleSettings, RunSettings
 from flows.status import AlertStatus, RunStatus, StepStatus, run_status
+from flows.text import name, problem_name
 from tasks.ledger import (
     DONE,
     RECORD_LIMIT,

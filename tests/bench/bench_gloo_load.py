@@ -124,7 +124,7 @@ def _load(rank: int, meeting: str, ranks: int, megabytes: int, reader: str, url:
     count = [0]
     storage: Any
     if reader == "BucketReader":
-        from dcp.load import BucketReader
+        from dcp.load.reader import BucketReader
 
         storage = BucketReader(url)
     else:

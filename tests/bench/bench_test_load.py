@@ -104,7 +104,7 @@ def _rank(rank: int, checkpoint: str, text: str, reader: str, directory: str) ->
 
     from dcp.checkpoint import read_index
     from dcp.layout import Layout
-    from dcp.load import BucketReader
+    from dcp.load.reader import BucketReader
     from dcp.load.regions import strides
 
     layout = Layout.parse(text)

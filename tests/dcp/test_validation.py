@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import dcp
+from dcp.checkpoint import open_checkpoint, survey
 from dcp.contract import contract_of
 from dcp.errors import NotFoundError, UsageError
 from dcp.findings import CODES, SEVERITY
-from dcp.validation import ValidationReport
+from dcp.validation import ValidationReport, validate
 from tests.support.golden import GOLDENS, SAVED_AT, Golden
 from tests.support.train import SavedCheckpoint
 
@@ -410,3 +411,10 @@ def test_inspect_shows_all_parts_of_a_step(golden: Callable[[str], Path]) -> Non
     assert {key.key.partition("/")[0] for key in report.keys} == {"optimizer_0", "pytorch_model_fsdp_0"}
     assert sum(file.records for file in report.files) == report.totals.chunks + report.totals.objects
     assert report.fingerprint == dcp.validate(str(golden("accelerate_fsdp2"))).fingerprint
+
+
+def test_a_survey_reads_an_index_once_for_all_that_ask() -> None:
+    found = survey(str(GOLDENS[0].directory))
+    assert open_checkpoint(found) is found.checkpoint is open_checkpoint(found)
+    fingerprint = found.checkpoint.fingerprint
+    assert validate(found).fingerprint == fingerprint == validate(found.store.url).fingerprint

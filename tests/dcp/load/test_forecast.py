@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.storage import StorageReader
 
@@ -21,11 +21,11 @@ from dcp.checkpoint import open_checkpoint
 from dcp.errors import NotLoadableError, UsageError
 from dcp.index import CheckpointIndex, Chunk, Chunks, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout
-from dcp.load import BucketReader
 from dcp.load.counting import Columns, RankReads, count, counts
 from dcp.load.forecast import DEFAULT_RANKS, ForecastReport, forecast
 from dcp.load.metadata import torch_dtype
 from dcp.load.ranks import InertPlanner
+from dcp.load.reader import BucketReader
 from dcp.load.standin import Arena, StandIn
 from dcp.record import Record
 from dcp.tp_rules import TpRules
@@ -179,6 +179,7 @@ def chunked(draw: st.DrawFn) -> CheckpointIndex:
     return CheckpointIndex(entries, None)
 
 
+@settings(deadline=None)
 @given(chunked(), st.sampled_from([None, "column", "row"]), st.integers(1, 7), st.integers(1, 5))
 def test_counted_together_ranks_read_what_they_read_alone(
     index: CheckpointIndex, style: str | None, fsdp: int, tp: int

@@ -13,8 +13,9 @@ from dcp.checkpoint import Checkpoint, open_checkpoint
 from dcp.errors import CheckpointError, UsageError
 from dcp.index import Chunk, TensorEntry
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
-from dcp.load.pull import SMALL, TINY, Pull
+from dcp.load.pull import Pull
 from dcp.load.regions import spans
+from dcp.load.requests import SMALL, TINY
 from dcp.load.source import Metered, Remembering
 from dcp.storage import ByteRange
 from tests.dcp.load.expectations import save

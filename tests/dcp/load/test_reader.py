@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.planner import ReadItem
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import CheckpointError, RecordError
 from dcp.index import TensorEntry
-from dcp.load import BucketReader
-from dcp.load.pull import REQUEST
+from dcp.load.reader import BucketReader
+from dcp.load.requests import REQUEST
 from tests.dcp.load.expectations import LOADABLE, Sabotage, expected_tensors, same_bits, save
 from tests.support.golden import Golden
 from tests.support.ranks import run_ranks

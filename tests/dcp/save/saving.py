@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 
-from dcp.load import BucketReader
+from dcp.load.reader import BucketReader
 from dcp.save import BucketWriter
 from dcp.storage import open_store
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.findings import Finding, finding
-from flows.cli.grouping import grouped, shared_prefix
-from flows.cli.text import human_bytes, human_seconds, inert, name, plural
+from flows.grouping import grouped, shared_prefix
+from flows.text import human_bytes, human_seconds, inert, name, plural
 
 ANY_TEXT = st.text(st.characters(codec=None))
 

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -131,3 +133,18 @@ def test_a_page_can_be_written_to_a_bucket(gs_bucket: str, golden: Callable[[str
     page = open_store(f"{gs_bucket}/pages").read("tied.html", 1 << 22)
     assert len(page) == saved.bytes
     assert page.startswith(b"<!doctype html>")
+
+
+def test_its_index_is_read_once_and_its_forecast_needs_no_torch(tmp_path: Path) -> None:
+    step = write_index(tmp_path / "step_1", {"w": rows(64, 8, 16, ranks=4)})
+    code = (
+        "import sys, dcp.index, dcp.checkpoint\n"
+        "read, parse = [], dcp.checkpoint.parse\n"
+        "dcp.checkpoint.parse = lambda *a, **k: read.append(a) or parse(*a, **k)\n"
+        "from flows.report.checkpoint import gather_checkpoint\n"
+        "facts = gather_checkpoint(sys.argv[1])\n"
+        "assert facts.export and facts.loads.parts[0].costs[-1].ranks == 1024, facts.loads\n"
+        "assert len(read) == 1, read\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(step)], check=True, timeout=120)

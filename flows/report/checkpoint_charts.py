@@ -77,7 +77,8 @@ def load_chart(part: PartCosts) -> LoadChart | None:
         for c in costs
     ]
     return LoadChart(
-        lines=(line(torch, "second", "torch’s reader"), line(ours, "first", "dcp.BucketReader")),
+        # The dashed one on top, or it would not be seen where both read the same.
+        lines=(line(ours, "first", "dcp.BucketReader"), line(torch, "second", "torch’s reader")),
         across=tuple(Tick(round(across.at(c.ranks) * WIDTH, 1), str(c.ranks)) for c in costs),
         up=tuple(
             Tick(round(HEIGHT - scale.at(value) * HEIGHT, 1), human_bytes(value)) for value in scale.ticks()

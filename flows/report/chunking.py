@@ -25,8 +25,9 @@ BUDGET = 2_000_000
 """Characters that all packed chunks of a page may take."""
 _POOL = 1 << 16
 """Chunks packed together at most, unless one pattern alone has more."""
-_CELLS = 48
-"""Cells of a coarse grid along one dimension."""
+_CELLS = (1024, 384, 128, 48)
+"""Cells of a coarse grid along one dimension: the most of these that fit, so that there is something to go
+into, or else the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,12 @@ class Patterns:
             coarse = len(pool.data) > left
             chosen = [self._columns[number] for number in members]
             if coarse:
-                chosen = [_coarse(each) for each in chosen]
-                pool = _pool(chosen, coarse=True)
+                for cells in _CELLS:
+                    chosen = [_coarse(self._columns[number], cells) for number in members]
+                    pool = _pool(chosen, coarse=True)
+                    # Half, for those that come after it.
+                    if len(pool.data) <= left // 2:
+                        break
             left -= len(pool.data)
             start = 0
             for number, each in zip(members, chosen, strict=True):
@@ -172,8 +177,8 @@ def _pool(members: Sequence[Columns], *, coarse: bool) -> Packed:
     return pack_columns(columns)
 
 
-def _coarse(columns: Columns) -> Columns:
-    """Cells of a grid over the dimensions with most cuts: who wrote most chunks of each, and how many."""
+def _coarse(columns: Columns, most: int) -> Columns:
+    """At most ``most`` cells of each of the two dimensions with most cuts: who wrote most there, how many."""
     import numpy as np
 
     dims = len(columns.shape)
@@ -186,7 +191,7 @@ def _coarse(columns: Columns) -> Columns:
     cell = np.zeros(len(columns.file), np.int64)
     edges: dict[int, Ints] = {}
     for d in chosen:
-        cells = max(1, min(_CELLS, cuts[d], columns.shape[d]))
+        cells = max(1, min(most, cuts[d], columns.shape[d]))
         edges[d] = np.linspace(0, columns.shape[d], cells + 1).astype(np.int64)
         middle = columns.offsets[:, d] + columns.sizes[:, d] // 2
         inside = np.clip(np.searchsorted(edges[d], middle, side="right") - 1, 0, cells - 1)

@@ -77,6 +77,7 @@ _STRUCTURE = """() => {
   for (const id of new Set(ids)) if (ids.filter((each) => each === id).length > 1) wrong.push(`two elements are called ${id}`);
   for (const element of all('a[href^="#"]')) if (!document.getElementById(element.getAttribute('href').slice(1))) say('leads nowhere', element);
   for (const element of all('[aria-describedby]')) for (const id of element.getAttribute('aria-describedby').split(' ')) if (!document.getElementById(id)) say('described by nothing', element);
+  for (const element of all('table')) if (!element.caption?.textContent.trim()) say('no caption', element);
   for (const element of all('table')) if (!element.querySelector('th[scope=col]') || [...element.querySelectorAll('th')].some((th) => !th.scope)) say('headers without scope', element);
   let level = 0;
   for (const element of all('h1, h2, h3, h4')) {
@@ -172,3 +173,58 @@ def test_the_damage_can_be_told_without_colour(opened: Open, damaged_page: Path)
             "[...document.querySelectorAll('.canvas .fault')].map((each) => each.getAttribute('fill'))"
         )
         assert sorted(fills) == ["url(#gap)", "url(#overlap)"]
+
+
+_FOCUSED = """() => {
+  const element = document.activeElement;
+  if (element === document.body || element === document.documentElement) return null;
+  const style = getComputedStyle(element);
+  const box = element.getBoundingClientRect();
+  return {
+    what: `${element.tagName}.${element.className.baseVal ?? element.className}#${element.id}`,
+    outlined: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
+    seen: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+  };
+}"""
+
+
+@pytest.mark.parametrize("forced", ["none", "active"])
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(
+    opened: Open, page_file: Path, forced: str
+) -> None:
+    with opened(page_file) as it:
+        it.page.emulate_media(forced_colors=forced, reduced_motion="reduce")
+        reached = []
+        for _ in range(200):
+            it.page.keyboard.press("Tab")
+            focused = it.page.evaluate(_FOCUSED)
+            if focused is None:
+                break
+            reached.append(focused)
+        else:
+            pytest.fail("Tab never comes to the end of the page")
+        assert [each["what"] for each in reached if not (each["outlined"] and each["seen"])] == []
+        visible = it.page.evaluate(
+            "[...document.querySelectorAll('a[href], button:enabled, input, select, summary, [tabindex=\"0\"]')]"
+            ".filter((each) => each.checkVisibility()).length"
+        )
+        assert len(reached) == visible
+
+
+def test_nothing_moves_for_those_who_asked(opened: Open, damaged_page: Path) -> None:
+    with opened(damaged_page) as it:
+        behaviour = "getComputedStyle(document.documentElement).scrollBehavior"
+        assert it.page.evaluate(behaviour) == "smooth"
+        it.page.emulate_media(reduced_motion="reduce")
+        assert it.page.evaluate(behaviour) == "auto"
+        moving = "document.getAnimations().length"
+        assert it.page.evaluate(moving) == 0
+
+
+def test_the_map_is_told_apart_in_forced_colours(opened: Open, damaged_page: Path) -> None:
+    with opened(damaged_page) as it:
+        it.page.emulate_media(forced_colors="active")
+        fills = it.page.evaluate(
+            "[...new Set([...document.querySelectorAll('.canvas .box')].map((e) => getComputedStyle(e).fill))]"
+        )
+        assert len(fills) >= 8

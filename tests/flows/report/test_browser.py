@@ -117,6 +117,7 @@ def test_the_map_goes_in_by_mouse(opened: Open, damaged_page: Path) -> None:
         page.click("button:has-text('Whole')")
         assert _said(page).startswith("Summary of 4,096 chunks")
         page.click("#map summary")
+        page.wait_for_selector("#map tbody tr")
         assert page.locator("#map tbody tr").count() == 200
 
 

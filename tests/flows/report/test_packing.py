@@ -114,6 +114,31 @@ def test_what_does_not_fit_is_counted_in_cells_and_no_chunk_is_lost() -> None:
     assert {file for *_, file, _ in cells} == {0}
 
 
+def test_more_room_gives_finer_cells_to_go_into() -> None:
+    def cells(budget: int) -> int:
+        patterns = Patterns()
+        rows = 60_000
+        steps = np.random.default_rng(0).integers(1, 1 << 20, rows)
+        offsets = np.cumsum(steps) - steps
+        entry = TensorEntry(
+            "a",
+            "int8",
+            (int(steps.sum()),),
+            Chunks(
+                BoxColumns(offsets[:, None], steps[:, None]),
+                RecordColumns([("__0_0.distcp", ())], np.zeros(rows, np.int32), offsets, steps),
+            ),
+        )
+        number = patterns.number(columns_of(entry, _FILES))
+        pattern = patterns.packed(budget).patterns[number]
+        assert pattern.coarse
+        return pattern.rows
+
+    found = [cells(budget) for budget in (0, 1_000, 4_000)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (48, 1024)
+
+
 def test_extents_beyond_a_browsers_numbers_are_not_drawn() -> None:
     huge = TensorEntry("a", "int8", (1 << 60,), Chunks.of([Chunk(Box((0,), (1 << 60,)), None)]))
     assert Patterns().number(columns_of(huge, {})) == -1

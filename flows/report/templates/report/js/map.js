@@ -63,7 +63,7 @@ class TilingMap {
     this.rows = make("tbody");
     this.caption = make("summary", {});
     const table = make("details", {}, this.caption, make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Chunks in view" },
-      make("table", {}, make("thead", {}, make("tr", {}, ...["Region", "Written by", "File"].map((each) => make("th", { scope: "col" }, each)))), this.rows)));
+      make("table", {}, make("caption", { class: "sr" }, "Chunks in view"), make("thead", {}, make("tr", {}, ...["Region", "Written by", "File"].map((each) => make("th", { scope: "col" }, each)))), this.rows)));
     table.addEventListener("toggle", () => this.tabulate(table.open));
     this.table = table;
     this.place.replaceChildren(this.title, what, this.tools, this.slices, this.svg,
@@ -183,13 +183,22 @@ class TilingMap {
     const look = hue === -2 ? "mixed" : hue === -1 ? "unknown" : `r${hue % 8}`;
     const texture = hue >= 0 ? TEXTURES[Math.floor(hue / 8) % 4] : null;
     const rank = item.file >= 0 ? this.contents.ranks[item.file] : -1;
-    const texts = item.count > 1 ? [`${number(item.count)} chunks`, number(item.count)] : rank >= 0 ? [`rank ${rank}`, String(rank)] : [];
+    const texts = item.count > 1 ? [this.span(item), `${number(item.count)} chunks`, number(item.count)].filter(Boolean) : rank >= 0 ? [`rank ${rank}`, String(rank)] : [];
     const text = at.height >= 13 && texts.find((each) => at.width > 7 * each.length + 4);
     return [
       draw("rect", { class: `box ${look}`, ...at }),
       texture ? draw("rect", { class: "over", fill: `url(#${texture})`, ...at }) : null,
       text ? draw("text", { x: at.x + at.width / 2, y: at.y + at.height / 2 }, text) : null,
     ].filter(Boolean);
+  }
+
+  // "rank 3", or "ranks 0–42" for a box that stands for chunks of all of them; null where some are others'.
+  span(item) {
+    const ranks = [...(item.files ?? [item.file])].map((file) => (file < 0 ? -1 : this.contents.ranks[file]));
+    const [low, high] = [Math.min(...ranks), Math.max(...ranks)];
+    if (low < 0) return null;
+    const whole = new Set(ranks).size === high - low + 1;
+    return low === high ? `rank ${low}` : whole ? `ranks ${low}–${high}` : `${plural(new Set(ranks).size, "rank")} of ${low}–${high}`;
   }
 
   region(item) {
@@ -250,7 +259,7 @@ class TilingMap {
     const { view, contents } = this;
     if (item.row < 0 || item.count > 1) {
       const files = item.files ?? new Set([item.file]);
-      const who = files.size > 1 ? plural(files.size, "file") : contents.writer([...files][0]);
+      const who = files.size > 1 ? this.span(item) ?? plural(files.size, "file") : contents.writer([...files][0]);
       const span = (dim, from, size) => (dim < 0 ? [] : [`dim ${dim} ${from}:${from + size}`]);
       const where = [...span(view.down, item.y, item.h), ...span(view.across, item.x, item.w)].join(", ");
       return `${plural(item.count, "chunk")} in ${where}, by ${who}`;
@@ -293,7 +302,8 @@ class TilingMap {
 
   enter(index) {
     const item = this.items[index];
-    if (!item || item.count < 2 || this.view.chunks.coarse) return;
+    // A cell of a tiling that is only counted has no more in it to see.
+    if (!item || item.count < 2 || (this.view.chunks.coarse && item.row >= 0)) return;
     const before = JSON.stringify(this.view.window);
     this.view.zoom(item);
     if (JSON.stringify(this.view.window) === before) this.view.scale(0.5, { x: item.x + item.w / 2, y: item.y + item.h / 2 });

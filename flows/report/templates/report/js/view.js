@@ -87,9 +87,10 @@ function summed(boxes, window, columns, rows) {
     const row = Math.min(rows - 1, Math.floor(((y - window.y) / window.h) * rows));
     const at = row * columns + column;
     const cell = cells.get(at);
-    if (!cell) cells.set(at, { ...box, left: box.x, top: box.y, right: box.x + box.w, bottom: box.y + box.h, files: new Set([box.file]) });
+    if (!cell) cells.set(at, { ...box, left: box.x, top: box.y, right: box.x + box.w, bottom: box.y + box.h, files: new Set([box.file]), alone: true });
     else {
       cell.count += box.count;
+      cell.alone = false;
       cell.files.add(box.file);
       cell.left = Math.min(cell.left, box.x); cell.right = Math.max(cell.right, box.x + box.w);
       cell.top = Math.min(cell.top, box.y); cell.bottom = Math.max(cell.bottom, box.y + box.h);
@@ -97,6 +98,6 @@ function summed(boxes, window, columns, rows) {
   }
   return [...cells.values()].map((cell) => ({
     ...cell, x: cell.left, y: cell.top, w: cell.right - cell.left, h: cell.bottom - cell.top,
-    row: cell.count === 1 ? cell.row : -1, file: cell.files.size === 1 ? cell.file : -2,
+    row: cell.alone ? cell.row : -1, file: cell.files.size === 1 ? cell.file : -2,
   }));
 }

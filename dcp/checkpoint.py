@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from os import PathLike
 from typing import Any
 
 from dcp.errors import MetadataError, NotFoundError, NotLoadableError
@@ -137,7 +138,7 @@ def is_data_file(name: str) -> bool:
     return "/" not in name and name.endswith(".distcp")
 
 
-def survey(url: str | Store | Survey, **options: Any) -> Survey:
+def survey(url: str | PathLike[str] | Store | Survey, **options: Any) -> Survey:
     """List a prefix; what is a survey already is given back.
 
     Raises:
@@ -146,11 +147,11 @@ def survey(url: str | Store | Survey, **options: Any) -> Survey:
     """
     if isinstance(url, Survey):
         return url
-    store = open_store(url, **options) if isinstance(url, str) else url
+    store = open_store(url, **options) if isinstance(url, str | PathLike) else url
     return Survey(store, {info.name: info for info in store.objects()})
 
 
-def open_checkpoint(url: str | Store | Survey, **options: Any) -> Checkpoint:
+def open_checkpoint(url: str | PathLike[str] | Store | Survey, **options: Any) -> Checkpoint:
     """List a checkpoint and read its index, unless a survey has; nothing else is read or checked.
 
     Raises:
@@ -226,7 +227,7 @@ def _no_index(found: Survey) -> NotLoadableError | MetadataError:
     return NotLoadableError(message, [finding("metadata.unsupported", message)])
 
 
-def read_index(url: str, **options: Any) -> CheckpointIndex:
+def read_index(url: str | PathLike[str], **options: Any) -> CheckpointIndex:
     """The index of the checkpoint at ``url``. Raises as `open_checkpoint`."""
     return open_checkpoint(url, **options).index
 

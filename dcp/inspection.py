@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from os import PathLike
 from typing import Any, Literal
 
 from dcp.checkpoint import Checkpoint, Kind, Survey, fingerprint_of_step, open_checkpoint, survey
@@ -60,7 +61,7 @@ class InspectReport(Report):
     totals: Totals
 
 
-def inspect(url: str, keys: str | None = None, **options: Any) -> InspectReport:
+def inspect(url: str | PathLike[str], keys: str | None = None, **options: Any) -> InspectReport:
     """Keys, shapes, types, chunking and files of a checkpoint, or of a step of several.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from os import PathLike
 from typing import Any
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
@@ -69,7 +70,7 @@ class ValidationReport(Report):
 
 
 def validate(
-    url: str | Survey,
+    url: str | PathLike[str] | Survey,
     *,
     contract: Contract | str | None = None,
     against: str | None = None,

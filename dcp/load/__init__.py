@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dcp.checkpoint import Kind, open_checkpoint, survey
@@ -47,7 +48,7 @@ DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
 
 
 def test_load(
-    url: str,
+    url: str | PathLike[str],
     layouts: Sequence[str] = DEFAULT_LAYOUTS,
     *,
     engine: Engine = "simulated",

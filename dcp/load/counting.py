@@ -329,20 +329,24 @@ def _read_by_rows(
     ends = np.where(is_first, (begin + opening)[pieces], ends)
     cost = np.where(whole & plain, rows * width, np.where(whole, length, 0))[pieces]
     cost = np.where(direct[pieces], np.where(is_second, (inside - opening)[pieces], ends - begins), cost)
-    joined = _joined(columns.file[met][pieces], begins, ends, cost)
+    # Objects are read before all tensors; a group's ranges are asked for in the order of storage.
+    order = np.argsort((plain | compressed)[pieces], kind="stable")
+    group = np.zeros(len(pieces), np.int64)
+    group[order] = _groups(cost[order])
+    order = np.argsort(group, kind="stable")
+    joined = _joined(columns.file[met][pieces][order], begins[order], ends[order], group[order])
     return Count(
         heads + between + joined.bytes + int(length[alone].sum()),
         int(direct.sum()) + int((spans - 2)[several].sum()) + joined.requests + int(alone.sum()),
     )
 
 
-def _joined(file: Ints, begins: Ints, ends: Ints, cost: Ints) -> Count:
+def _joined(file: Ints, begins: Ints, ends: Ints, group: Ints) -> Count:
     """What is left when near ranges are joined, as `dcp.storage.coalesce` does within each group."""
     total = len(begins)
     if not total:
         return Count(0, 0)
-    breaks = (file[1:] != file[:-1]) | (begins[1:] > ends[:-1] + GAP)
-    breaks[_group_starts(cost) - 1] = True
+    breaks = (file[1:] != file[:-1]) | (begins[1:] > ends[:-1] + GAP) | (group[1:] != group[:-1])
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     stops = np.concatenate((starts[1:], [total]))
     extents = ends[stops - 1] - begins[starts]
@@ -361,14 +365,15 @@ def _joined(file: Ints, begins: Ints, ends: Ints, cost: Ints) -> Count:
     return Count(size, requests)
 
 
-def _group_starts(cost: Ints) -> Ints:
-    """Where new groups of reads begin, the first left out."""
+def _groups(cost: Ints) -> Ints:
+    """The number of each read's group."""
     sums = np.cumsum(cost)
-    found: list[int] = []
+    begun = np.zeros(len(cost), np.int64)
     start: Any = 0
     while True:
         before = sums[start - 1] if start else 0
         start = max(start + 1, int(np.searchsorted(sums, before + GROUP, side="right")))
         if start >= len(cost):
-            return np.array(found, np.int64)
-        found.append(start)
+            groups: Ints = np.cumsum(begun)
+            return groups
+        begun[start] = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import Any
 
 from dcp.checkpoint import Survey, open_checkpoint
@@ -81,7 +82,7 @@ class ForecastReport(Report):
 
 
 def forecast(
-    url: str | Survey,
+    url: str | PathLike[str] | Survey,
     *,
     ranks: Iterable[int] = DEFAULT_RANKS,
     layouts: Sequence[str] | None = None,

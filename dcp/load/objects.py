@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from dcp.archive import Archive
 from dcp.checks.scrub import judge_object
 from dcp.errors import RecordError
 from dcp.findings import Finding
 from dcp.index import ObjectEntry
-from dcp.pickles.scan import Allowance, Verdict, globals_of, judge, scan
+from dcp.pickles.scan import Allowance, Judgement, Verdict, globals_of, judge, scan
 from dcp.pickles.tables import WEIGHTS_ONLY
 
 NOTHING = Allowance()
 """No more than the built-in lists."""
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An object that is not to be unpickled."""
+
+    entry: ObjectEntry
+    judgement: Judgement
+
+    @property
+    def reason(self) -> str:
+        """Why, in words that follow its key."""
+        if self.judgement.reaching:
+            return f"runs code ({', '.join(self.judgement.reaching)})"
+        if self.judgement.error is not None:
+            return f"cannot be read to its end ({self.judgement.error})"
+        return f"asks for {', '.join(self.judgement.unknown)}"
 
 
 def examine(entry: ObjectEntry, archive: Archive, allow: Allowance) -> tuple[Finding | None, bool]:
@@ -30,20 +51,33 @@ def examine(entry: ObjectEntry, archive: Archive, allow: Allowance) -> tuple[Fin
     return found, found is None and WEIGHTS_ONLY.issuperset(globals_of(archive.pickle))
 
 
-def require_harmless(entry: ObjectEntry, archive: Archive) -> None:
-    """Refuse an object that would run code while it is unpickled, or that cannot be read to its end.
+def refused(entry: ObjectEntry, archive: Archive, allow: Allowance) -> Refused | None:
+    """The object, if it asks for more than the built-in lists and ``allow`` hold, or cannot be read."""
+    judgement = judge(scan(archive.pickle), allow)
+    return None if judgement.verdict is Verdict.ALLOWED else Refused(entry, judgement)
 
-    Raises:
-        RecordError: ``records.unsafe``.
-    """
-    found = judge(scan(archive.pickle))
-    if found.verdict is Verdict.REACHES_CODE or found.error is not None:
-        why = f"it reaches code ({', '.join(found.reaching)})" if found.reaching else str(found.error)
-        raise RecordError(
-            f"{entry.key}: its pickle was not loaded: {why}. If the checkpoint's origin is certain, "
-            "load with trust_objects=True",
-            code="records.unsafe",
-            key=entry.key,
-            file=None if entry.record is None else entry.record.path,
-            globals=list(found.reaching),
+
+def refusal(found: Sequence[Refused]) -> RecordError:
+    """One error, ``records.unsafe``, for all objects that a load must not unpickle."""
+    shown = "; ".join(f"{each.entry.key} {each.reason}" for each in found[:_SHOWN])
+    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    unknown = sorted({name for each in found for name in each.judgement.unknown})
+    advice = []
+    if unknown:
+        advice.append(f"If you know these classes, load with BucketReader(..., allow={unknown!r})")
+    if any(each.judgement.verdict is Verdict.REACHES_CODE or each.judgement.error for each in found):
+        advice.append(
+            "trust_objects=True unpickles whatever is there: for a checkpoint of certain origin alone"
         )
+    first = found[0].entry
+    return RecordError(
+        f"nothing was loaded, since to unpickle an object is to run what it asks for: {shown}{more}. "
+        f"{'. '.join(advice)}",
+        code="records.unsafe",
+        key=first.key,
+        file=None if first.record is None else first.record.path,
+        keys=[each.entry.key for each in found],
+        globals=sorted(
+            {name for each in found for name in (*each.judgement.reaching, *each.judgement.unknown)}
+        ),
+    )

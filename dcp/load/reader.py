@@ -2,8 +2,8 @@
 
 It takes the place of torch's `FileSystemReader` and reads less: of each chunk only the rows that the rank
 needs, near ranges joined, several at a time. It also reads what torch's cannot (rank-local saves,
-safetensors files) and refuses what torch's would run: `.metadata` is parsed rather than unpickled, and an
-object's pickle is scanned before the planner sees it.
+safetensors files) and refuses what torch's would run: `.metadata` is parsed rather than unpickled, and the
+objects' pickles are all scanned before the planner sees one of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ from dcp.index import ObjectEntry, TensorEntry
 from dcp.load.bits import Bits, bits_of, part
 from dcp.load.metadata import chunk_number, torch_metadata
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
-from dcp.load.objects import require_harmless
+from dcp.load.objects import Refused, refusal, refused
 from dcp.load.preflight import require_whole
 from dcp.load.pull import Pull
 from dcp.load.regions import spans
 from dcp.load.requests import GAP, GROUP, REQUEST
+from dcp.pickles.scan import Allowance
 from dcp.storage import normalise_url, open_store
 
 _Work = tuple[ReadItem, Need]
@@ -49,10 +51,11 @@ class BucketReader(StorageReader):
 
     def __init__(
         self,
-        url: str,
+        url: str | PathLike[str],
         *,
         threads: int = 4,
         memory_budget: int = 128 << 20,
+        allow: Sequence[str] = (),
         trust_objects: bool = False,
         copied: bool = False,
         allow_torn: bool = False,
@@ -63,14 +66,27 @@ class BucketReader(StorageReader):
             url: the checkpoint.
             threads: requests in flight.
             memory_budget: bytes that may be read ahead beside the tensors themselves; also the most that
-                a compressed or strided chunk may take once decoded.
-            trust_objects: unpickle objects even where that runs arbitrary code. The default refuses them.
+                a compressed or strided chunk may take once decoded. Objects are held as they are stored
+                until all of them are judged.
+            allow: classes of your own that objects may ask for (``pkg.mod.Class``, ``pkg.*``) beside plain
+                values, tensors and arrays. Their code runs when they are unpickled.
+            trust_objects: unpickle all objects, even where that runs arbitrary code.
             copied: this is a copy, so that data files may be newer than the index.
             allow_torn: begin to load although files are missing, cut off, or were overwritten since.
             options: passed to the fsspec filesystem.
+
+        Raises:
+            UsageError: an argument is not possible.
         """
         super().__init__()
         self.url = normalise_url(url)
+        if threads < 1:
+            raise UsageError(f"threads is {threads}; at least one request must be in flight")
+        if memory_budget < 1:
+            raise UsageError(
+                f"memory_budget is {memory_budget} bytes; give a positive number, such as 128 << 20"
+            )
+        self._allow = Allowance(allow)
         self._threads = threads
         self._budget = memory_budget
         self._trust = trust_objects
@@ -90,7 +106,7 @@ class BucketReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
         """Whether there is a filesystem for it; nothing is read."""
         try:
-            open_store(str(checkpoint_id))
+            open_store(checkpoint_id)
         except UsageError:
             return False
         return True
@@ -98,7 +114,7 @@ class BucketReader(StorageReader):
     def reset(self, checkpoint_id: Any = None) -> None:
         """Forget the last load; go to another checkpoint if one is given."""
         if checkpoint_id:
-            self.url = normalise_url(str(checkpoint_id))
+            self.url = normalise_url(checkpoint_id)
         self._checkpoint = None
 
     # Without an argument called `kwargs` torch does not ask for rank-local metadata, which is merged here.
@@ -109,6 +125,8 @@ class BucketReader(StorageReader):
             MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
             NotLoadableError: the checkpoint is torn, as far as its index and a listing show.
         """
+        # Every load begins here: what an earlier one knew may have been overwritten since.
+        self._checkpoint = None
         checkpoint = self._open()
         if not self._allow_torn:
             require_whole(checkpoint, copied=self._copied)
@@ -129,7 +147,9 @@ class BucketReader(StorageReader):
         """Read everything that the plan asks for into the planner's tensors.
 
         Raises:
-            CheckpointError: a record is missing, damaged, or an object that must not be unpickled.
+            CheckpointError: a record is missing or damaged.
+            RecordError: ``records.unsafe``; objects ask for more than is allowed. All of them are named,
+                before any object or tensor is given to the planner.
             StorageError: storage failed.
         """
         checkpoint = self._open()
@@ -141,6 +161,7 @@ class BucketReader(StorageReader):
         targets: dict[int, torch.Tensor] = {}
         groups = list(_grouped(work))
         answers = pull.groups([need for _, need in group] for group in groups)
+        objects = _Objects(planner, None if self._trust else self._allow)
         for group in groups:
             _, got = next(answers)
             for (item, need), value in zip(group, got, strict=True):
@@ -148,8 +169,9 @@ class BucketReader(StorageReader):
                     raise value
                 if isinstance(need, ObjectNeed):
                     assert isinstance(value, Archive)
-                    self._give_object(planner, item, need.entry, value)
+                    objects.take(item, need.entry, value)
                     continue
+                objects.give()
                 assert isinstance(value, np.ndarray)
                 if id(item) not in targets:
                     targets[id(item)] = target_of(planner, item)
@@ -159,6 +181,7 @@ class BucketReader(StorageReader):
                 if not left[id(item)]:
                     planner.commit_tensor(item, targets.pop(id(item)))
             del got
+        objects.give()
         self.bytes_read, self.requests = pull.source.bytes_read, pull.source.requests
         done: Future[None] = Future()
         done.set_result(None)
@@ -179,12 +202,39 @@ class BucketReader(StorageReader):
         for span in spans(region, chunk.box.sizes, ITEMSIZE[entry.dtype], gap=GAP, limit=REQUEST):
             yield item, ChunkNeed(entry, chunk, span)
 
-    def _give_object(
-        self, planner: LoadPlanner, item: ReadItem, entry: ObjectEntry, archive: Archive
-    ) -> None:
-        if not self._trust:
-            require_harmless(entry, archive)
-        planner.load_bytes(item, io.BytesIO(archive.data))
+
+class _Objects:
+    """The objects of a load, kept until all of them are judged. They come before all tensors."""
+
+    def __init__(self, planner: LoadPlanner, allow: Allowance | None) -> None:
+        """
+        Args:
+            allow: what they may ask for beyond the built-in lists; None if they may ask for anything.
+        """
+        self._planner = planner
+        self._allow = allow
+        self._held: list[tuple[ReadItem, bytes]] = []
+        self._refused: list[Refused] = []
+
+    def take(self, item: ReadItem, entry: ObjectEntry, archive: Archive) -> None:
+        found = None if self._allow is None else refused(entry, archive, self._allow)
+        if found is None:
+            self._held.append((item, archive.data))
+        else:
+            self._refused.append(found)
+
+    def give(self) -> None:
+        """Hand all of them to the planner.
+
+        Raises:
+            RecordError: ``records.unsafe``; some must not be unpickled.
+        """
+        if self._refused:
+            raise refusal(self._refused)
+        self._held.reverse()
+        while self._held:
+            item, data = self._held.pop()
+            self._planner.load_bytes(item, io.BytesIO(data))
 
 
 def target_of(planner: LoadPlanner, item: ReadItem) -> torch.Tensor:
@@ -220,11 +270,13 @@ def put(target: torch.Tensor, box: Box, bits: Bits, entry: TensorEntry) -> None:
     target.copy_(source)
 
 
-def _position(work: _Work) -> tuple[str, int, int]:
+def _position(work: _Work) -> tuple[bool, str, int, int]:
+    """Objects first, then as things stand in storage."""
     _, need = work
+    chunk = isinstance(need, ChunkNeed)
     if need.record is None:
-        return "", 0, 0
-    return need.record.path, need.record.offset, need.span.start if isinstance(need, ChunkNeed) else 0
+        return chunk, "", 0, 0
+    return chunk, need.record.path, need.record.offset, need.span.start if isinstance(need, ChunkNeed) else 0
 
 
 def _grouped(work: Sequence[_Work]) -> Iterator[list[_Work]]:

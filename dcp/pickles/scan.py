@@ -77,6 +77,8 @@ class Allowance:
     __slots__ = ("modules", "names")
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
+        if isinstance(entries, str):
+            raise UsageError(f"what is allowed is a list of globals, e.g. [{entries!r}]")
         self.names: set[str] = set()
         self.modules: set[str] = set()
         for entry in entries:

@@ -6,6 +6,8 @@ hostile until `is_safe_name` has passed them.
 
 from __future__ import annotations
 
+import os
+from os import PathLike
 from pathlib import Path
 
 from dcp.errors import UsageError
@@ -23,12 +25,19 @@ def split_protocol(url: str) -> tuple[str, str]:
     return scheme.lower(), rest
 
 
-def normalise_url(url: str) -> str:
+def normalise_url(url: str | PathLike[str]) -> str:
     """One spelling a location: local paths absolute, URLs without a trailing slash.
 
+    Args:
+        url: a path of `pathlib` is a local one.
+
     Raises:
-        UsageError: the URL is empty or names no bucket.
+        UsageError: the URL is empty, names no bucket, or is neither text nor a path.
     """
+    try:
+        url = os.fsdecode(url)
+    except TypeError:
+        raise UsageError(f"a location is text or a path, not {url!r}") from None
     protocol, rest = split_protocol(url)
     if "\0" in url:
         raise UsageError("a location must not contain a NUL character")

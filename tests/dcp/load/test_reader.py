@@ -1,5 +1,6 @@
 """`BucketReader` under torch's own `load`: the same tensors as torch's reader, fewer bytes, no surprises."""
 
+import gzip
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
 from dcp.checkpoint import open_checkpoint
-from dcp.errors import CheckpointError, RecordError
+from dcp.errors import CheckpointError, RecordError, UsageError
 from dcp.index import TensorEntry
 from dcp.load.reader import BucketReader
 from dcp.load.requests import REQUEST
@@ -246,6 +247,78 @@ def test_an_object_that_runs_code_needs_trust(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
+class Configuration:
+    """A class of the user's own, whose state runs code."""
+
+    def __init__(self, path: Path, lr: float) -> None:
+        self.path = path
+        self.lr = lr
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.path.touch()
+
+
+class OpensFile:
+    """Unpickling it makes an empty archive, with a function that is on no list."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return gzip.open, (str(self.path), "w")
+
+
+def test_classes_on_no_list_are_named_together_before_anything_is_loaded(tmp_path: Path) -> None:
+    weight = torch.ones(4 << 20)
+    mine, other = Configuration(tmp_path / "state", 0.1), OpensFile(tmp_path / "opened")
+    save({"a": weight, "good": {"n": 1}, "mine": [mine], "z": (other,)}, tmp_path / "step")
+    (tmp_path / "state").unlink(missing_ok=True)
+    (tmp_path / "opened").unlink(missing_ok=True)
+    state = {"a": torch.zeros_like(weight), "good": {"n": 0}, "mine": [None], "z": (None,)}
+    with pytest.raises(CheckpointException) as caught:
+        load(state, BucketReader(tmp_path / "step"))
+    error = cause(caught)
+    assert isinstance(error, RecordError)
+    names = ["gzip.open", f"{__name__}.Configuration"]
+    assert error.detail["globals"] == names
+    assert len(error.detail["keys"]) == 2
+    assert f"allow={names!r}" in str(error)
+    assert "mine" in str(error)
+    assert not state["a"].any()
+    assert state["good"] == {"n": 0}
+    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "opened").exists()
+    with pytest.raises(CheckpointException) as caught:
+        load(state, BucketReader(tmp_path / "step", allow=names[1:]))
+    assert "gzip.open" in str(cause(caught))
+    assert "Configuration" not in str(cause(caught))
+    load(state, BucketReader(tmp_path / "step", allow=[f"{__name__}.*", "gzip.open"]))
+    assert (tmp_path / "state").exists()
+    assert (tmp_path / "opened").exists()
+    assert state["a"].all()
+
+
+@pytest.mark.parametrize(
+    "given", [{"threads": 0}, {"memory_budget": 0}, {"memory_budget": -5}, {"allow": "pkg.Class"}]
+)
+def test_arguments_that_make_no_sense_are_refused_at_once(tmp_path: Path, given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="|".join(given) + "|list"):
+        BucketReader(tmp_path, **given)
+    with pytest.raises(UsageError, match="text or a path"):
+        BucketReader(7)  # type: ignore[arg-type]
+
+
+def test_a_reader_reads_the_index_anew_for_each_load(tmp_path: Path) -> None:
+    reader = BucketReader(tmp_path / "step")
+    for value, size in ((1.0, 8), (2.0, 4096)):
+        save({"w": torch.full((size,), value)}, tmp_path / "step")
+        state = {"w": torch.zeros(size)}
+        load(state, reader)
+        assert (state["w"] == value).all()
+
+
 def test_what_a_checkpoint_id_may_be() -> None:
+    assert BucketReader.validate_checkpoint_id(Path("step"))
     assert BucketReader.validate_checkpoint_id("memory://bucket/step")
     assert not BucketReader.validate_checkpoint_id("nosuchprotocol://bucket/step")

@@ -116,6 +116,15 @@ def test_the_page_of_a_step_is_written_once(
             manifest.write_bytes(listed)
 
 
+def test_a_run_may_do_without_pages(tmp_path: Path) -> None:
+    life = Lifecycle(str(tmp_path / "bucket"), tmp_path)
+    life.save("step_1")
+    [step] = life.once(life.settings(report=False)).steps
+    assert step.outcome == "published"
+    assert not Path(str(step.published), PAGE).exists()
+    assert verify(str(step.published)).ok
+
+
 def test_a_page_that_cannot_be_made_keeps_no_step_from_being_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

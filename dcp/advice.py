@@ -10,12 +10,15 @@ from dcp.errors import (
     AlreadyExistsError,
     ChangedError,
     CkptError,
+    DamagedUploadError,
+    EnvironmentFault,
     ForbiddenError,
     NotFoundError,
     OutOfSpaceError,
     PickleError,
     ResourceError,
     SettingsError,
+    StorageError,
     UnreachableError,
     UsageError,
 )
@@ -25,47 +28,51 @@ _CODES: dict[Code, str] = {
     "incomplete.no-metadata": "The save did not finish. Resume from an earlier step (ckpt status); "
     "once the job is sure not to write it any more, the directory can be deleted.",
     "metadata.empty": "The index was cut off while being written. Resume from an earlier step (ckpt status).",
-    "metadata.unreadable": "The index is damaged. Resume from an earlier step, or restore .metadata "
-    "from the bucket's object versions.",
+    "metadata.unreadable": "The index is damaged. Restore .metadata from the bucket's object versions, or "
+    "resume from an earlier step: ckpt status",
     "metadata.unsafe": "Do not load this checkpoint with torch: its index asks for code. "
-    "Find out who wrote it before anything else.",
+    "Find out who wrote it before anything else; looking at it is safe: ckpt inspect {url}",
     "metadata.unsupported": "This is not a plain DCP checkpoint. See what it is: ckpt inspect {url}",
     "files.missing": "Restore the object from the bucket's versions or resume from an earlier step: "
     "ckpt status",
     "files.truncated": "The upload was cut off. Restore the object's older version or resume from an "
     "earlier step: ckpt status",
-    "files.unsafe-path": "The index points outside the checkpoint. Do not load it; find out who wrote it.",
+    "files.unsafe-path": "The index points outside the checkpoint. Do not load it; find out who wrote it: "
+    "ckpt inspect {url}",
     "files.newer-than-metadata": "Either the step was overwritten and the save did not finish, or this is "
     "a copy. If it is a copy: ckpt validate --copied {url}",
     "files.orphan": "Left over from an earlier save into the same directory; harmless to loading.",
     "records.out-of-bounds": "The index and the data file do not belong together. "
-    "Resume from an earlier step.",
-    "records.overlap": "The index and the data file do not belong together. Resume from an earlier step.",
-    "records.missing": "The index is incomplete. Resume from an earlier step.",
+    "Resume from an earlier step: ckpt status",
+    "records.overlap": "The index and the data file do not belong together. Resume from an earlier step: "
+    "ckpt status",
+    "records.missing": "The index is incomplete. Resume from an earlier step: ckpt status",
     "records.corrupt": "Bytes changed after they were written. Restore the object's older version or resume "
     "from an earlier step; then check the rest: ckpt validate --scrub {url}",
     "records.undecodable": "These bytes are not a tensor as torch saves it. If another library wrote them, "
     "leave the key out: ckpt export --exclude KEY {url} DEST",
     "records.unsafe": "Nothing was executed. Decide whether the listed classes are yours before loading "
-    "with weights_only=False.",
+    "with weights_only=False. If they are: ckpt validate --allow CLASS {url}",
     "records.mismatch": "The data does not match the index. Resume from an earlier step; find every such "
     "record: ckpt validate --scrub {url}",
     "records.unchecked": "This was not checked, which is no fault in itself.",
     "tiling.gap": "Part of the tensor was never saved, and a load would leave those elements as they were. "
-    "Resume from an earlier step.",
-    "tiling.overlap": "Two ranks claim the same elements. Resume from an earlier step and check the sharding "
-    "of the saving job.",
-    "tiling.out-of-bounds": "The index is inconsistent. Resume from an earlier step.",
+    "Resume from an earlier step: ckpt status",
+    "tiling.overlap": "Two ranks claim the same elements. Check the sharding of the saving job, and resume "
+    "from an earlier step: ckpt status",
+    "tiling.out-of-bounds": "The index is inconsistent. Resume from an earlier step: ckpt status",
     "keys.missing": "The loading code expects these keys. Compare with a step that loads: "
     "ckpt validate --against GOOD_STEP {url}",
-    "keys.unexpected": "Loading ignores these keys in silence. Check that the model did not change.",
+    "keys.unexpected": "Loading ignores these keys in silence. If the model is not meant to have changed, "
+    "see since when: ckpt diff EARLIER_STEP {url}",
     "keys.renamed": "The names changed, not the tensors. Rename on export by the rule above, here for an "
     "inserted 'net.': ckpt export --rename 'net[.]=>' {url} DEST",
     "keys.shape": "The model changed shape since the expectation was recorded. If that is intended, record "
     "a new one: ckpt contract {url} > contract.json",
     "keys.dtype": "Loading would cast in silence. If the new type is intended: "
     "ckpt contract {url} > contract.json",
-    "keys.kind": "A tensor and an object changed places; loading would replace one by the other in silence.",
+    "keys.kind": "A tensor and an object changed places; loading would replace one by the other in "
+    "silence. See since when: ckpt diff EARLIER_STEP {url}",
     "keys.ignored": "Ignored by the settings.",
     "ranks.shared-value": "Save such values under per-rank keys, e.g. rng/rank_0.",
     "optim.incomplete": "The optimizer would start some moments from nothing. Check the saving code.",
@@ -89,11 +96,17 @@ _ERRORS: tuple[tuple[type[CkptError], str], ...] = (
         "Check this machine's credentials (gcloud auth application-default login, AWS_PROFILE).",
     ),
     (OutOfSpaceError, "Free space or choose another destination; nothing half-written was left behind."),
+    (
+        DamagedUploadError,
+        "Nothing of it was kept. Run the command again; if it happens again, look at proxies on the way.",
+    ),
     (UnreachableError, "Nothing is known of the checkpoint. Check network and endpoint, then run it again."),
     (ResourceError, "Choose a smaller --memory-budget or a larger machine."),
     (ChangedError, "Somebody is writing to it. Wait for the save to finish and run it again."),
     (PickleError, "Nothing was executed. Find every such record: ckpt validate --scrub {url}"),
     (UsageError, "See the command's --help."),
+    (StorageError, "Nothing is known of the checkpoint. Run it again; details are told with --debug."),
+    (EnvironmentFault, "Nothing is known of the checkpoint. What went wrong in full: the same with --debug."),
 )
 
 

@@ -12,12 +12,15 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault
+from dcp.storage import join_url
 from flows.elsewhere import ExportElsewhere
 from flows.lifecycle import process_step
 from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
 from flows.settings import DEFAULT_FILE, LifecycleSettings, load_settings
+from flows.showing import Showing
 from flows.workshop import StepReport, Workshop
+from tasks.artifacts import Artifacts
 from tasks.prefect_tasks import announce, call_as_task, emit, start_deployment
 
 
@@ -43,13 +46,17 @@ def process_checkpoint(
         accept_keys: its keys are meant, though they are not those of the step before.
     """
     settings = load_settings(config)
-    workshop = Workshop.of(
-        settings, run, call=call_as_task, emit=emit, announce=announce, deploy=start_deployment
-    )
-    if settings.deploy.pools:
-        elsewhere = ExportElsewhere(settings, workshop.run, workshop.ledger)
-        workshop = replace(workshop, elsewhere=elsewhere)
-    report = process_step(workshop, step, force=force, accept_keys=accept_keys)
+    with Artifacts() as artifacts:
+        url = join_url(settings.run(run).source, step)
+        showing = Showing(artifacts, run, step, url, call_as_task)
+        workshop = Workshop.of(
+            settings, run, call=showing, emit=emit, announce=announce, deploy=start_deployment
+        )
+        if settings.deploy.pools:
+            elsewhere = ExportElsewhere(settings, workshop.run, workshop.ledger)
+            workshop = replace(workshop, elsewhere=elsewhere)
+        report = process_step(workshop, step, force=force, accept_keys=accept_keys)
+        showing.finish(report)
     logger = get_run_logger()
     for alert in report.alerts:
         for delivery in alert.deliveries:

@@ -6,7 +6,7 @@ else in the lifecycle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dcp.findings import Finding, Report
@@ -47,6 +47,7 @@ def load_check_step(
     tp_rules: str | None = None,
     allow: Sequence[str] = (),
     options: Mapping[str, Any],
+    progress: Callable[[int, int], None] | None = None,
 ) -> LoadCheckReport:
     """Test-load a step.
 
@@ -58,6 +59,7 @@ def load_check_step(
         tp_rules: file of rules for the tp axis of layouts.
         allow: classes that objects may ask for beyond the built-in lists.
         options: fsspec options of the source.
+        progress: told about bytes, anew for each checkpoint.
 
     Raises:
         CheckpointError: the step cannot be loaded at all.
@@ -74,6 +76,7 @@ def load_check_step(
             memory_budget=memory_budget,
             tp_rules=tp_rules,
             allow=allow,
+            progress=progress,
             **options,
         )
         outcomes += _outcomes(part, report)

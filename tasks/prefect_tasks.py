@@ -18,11 +18,13 @@ from prefect.events import emit_event
 from prefect.utilities.annotations import quote
 
 from dcp.errors import CkptError, EnvironmentFault, UnreachableError
+from dcp.validation import ValidationReport
 from tasks.after import Publication
 from tasks.alert import Alert
+from tasks.artifacts import artifact_key
 from tasks.export import StepExport, export_step
-from tasks.load_check import load_check_step
-from tasks.progress import ProgressArtifact
+from tasks.load_check import LoadCheckReport, load_check_step
+from tasks.progress import ProgressArtifact, told
 from tasks.publish import publish_step
 from tasks.validate import validate_step
 
@@ -60,12 +62,30 @@ def _task(function: Callable[P, R], name: str) -> Task[P, R]:
 @wraps(export_step)
 def _export(url: str, *args: Any, **kwargs: Any) -> StepExport:
     """`export_step`, with its progress as an artifact of the run."""
-    with ProgressArtifact(f"export of {'/'.join(url.split('/')[-2:])}") as progress:
+    place = url.rstrip("/").split("/")[-2:]
+    key = artifact_key(place[0], "export-progress")
+    with ProgressArtifact(f"export of {'/'.join(place)}", key=key) as progress:
         return export_step(url, *args, **{**kwargs, "progress": progress})
 
 
-validate_task = _task(validate_step, "validate")
-load_check_task = _task(load_check_step, "test-load")
+@wraps(validate_step)
+def _validate(url: str, *args: Any, **kwargs: Any) -> ValidationReport:
+    """`validate_step`, whose scrub is told to whoever listens."""
+    return validate_step(url, *args, **{**kwargs, "progress": told(f"validate {_name(url)}")})
+
+
+@wraps(load_check_step)
+def _load_check(url: str, *args: Any, **kwargs: Any) -> LoadCheckReport:
+    """`load_check_step`, told to whoever listens."""
+    return load_check_step(url, *args, **{**kwargs, "progress": told(f"test-load {_name(url)}")})
+
+
+def _name(url: str) -> str:
+    return url.rstrip("/").rpartition("/")[2]
+
+
+validate_task = _task(_validate, "validate")
+load_check_task = _task(_load_check, "test-load")
 export_task = _task(_export, "export")
 publish_task = _task(publish_step, "publish")
 

@@ -7,34 +7,61 @@ therefore delays and fails nothing: it is missed once in the log, and the next n
 from __future__ import annotations
 
 import logging
-import re
 import time
-from contextvars import copy_context
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
 from threading import Event, Thread
 from types import TracebackType
 from uuid import UUID
+
+from tasks.artifacts import LAST_SECONDS, artifact_key
 
 logger = logging.getLogger(__name__)
 
 EVERY = 5.0
 """Seconds between two updates."""
-LAST_SECONDS = 5.0
-"""How long the last update may hold up what follows."""
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+Listener = Callable[[str, int, int], None]
+"""Told what is done, bytes done and bytes in all."""
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Have the progress of every stage that runs in this context told to ``listener`` too."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def told(what: str) -> Callable[[int, int], None] | None:
+    """What a stage may call with bytes done and bytes in all; None where nobody listens."""
+    listener = _listener.get()
+    return None if listener is None else partial(listener, what)
 
 
 class ProgressArtifact:
     """Call it with bytes done and bytes in all, within a ``with`` block inside a Prefect run."""
 
-    def __init__(self, what: str, *, every: float = EVERY) -> None:
+    def __init__(self, what: str, *, key: str = "", every: float = EVERY) -> None:
         """
         Args:
-            what: in words; the artifact's key is made of it.
+            what: in words.
+            key: of the artifact; made of ``what`` where it is not given.
             every: seconds between updates.
         """
         self.what = what
-        self.key = re.sub("[^a-z0-9]+", "-", what.lower()).strip("-")
+        self.key = key or artifact_key(what)
         self._every = every
         self._numbers = (0, 0)
+        self._heard = told(what)
         self._file = 1
         self._started = time.monotonic()
         self._sent: tuple[int, int, int] | None = None
@@ -51,6 +78,8 @@ class ProgressArtifact:
             self._file += 1
             self._started = time.monotonic()
         self._numbers = (done, total)
+        if self._heard is not None:
+            self._heard(done, total)
 
     def __enter__(self) -> ProgressArtifact:
         self._thread.start()
@@ -67,11 +96,12 @@ class ProgressArtifact:
         done, total = self._numbers
         seconds = max(time.monotonic() - self._started, 1e-3)
         rate = done / seconds
-        text = f"{self.what}: {done / 1e9:.2f} of {total / 1e9:.2f} GB"
+        size, unit = next((each for each in _UNITS if total >= each[0]), _UNITS[-1])
+        text = f"{self.what}: {done / size:.2f} of {total / size:.2f} {unit}"
         if self._file > 1:
             text += f" of artifact {self._file}"
         if rate:
-            text += f" at {rate / 1e6:.0f} MB/s"
+            text += f" at {rate / 1e6:.3g} MB/s"
         if rate and done < total:
             text += f", {(total - done) / rate:.0f} s left"
         return text

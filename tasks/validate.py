@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dcp.checkpoint import survey
@@ -35,6 +35,7 @@ def validate_step(
     newer_seconds: float,
     now: float,
     options: Mapping[str, Any],
+    progress: Callable[[int, int], None] | None = None,
 ) -> ValidationReport:
     """Judge a step as a whole.
 
@@ -45,6 +46,7 @@ def validate_step(
         scrub, copied, ignore, allow, grace_seconds, newer_seconds, now: as `dcp.validation.validate` takes
             them.
         options: fsspec options of the source.
+        progress: told about bytes of a scrub.
 
     Raises:
         StorageError: storage failed, which says nothing of the step.
@@ -59,6 +61,7 @@ def validate_step(
         grace_seconds=grace_seconds,
         newer_seconds=newer_seconds,
         now=now,
+        progress=progress,
         **options,
     )
     if not parts or report.state in ("writing", "incomplete"):

@@ -25,6 +25,12 @@ from tests.support.s3 import MotoS3, moto_server  # noqa: E402
 from tests.support.train import SavedCheckpoint, make_checkpoint  # noqa: E402
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/data/terminal anew from what ckpt prints"
+    )
+
+
 def pytest_unconfigure() -> None:
     if not _WORKER:
         shutil.rmtree(_PLACES.run)

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
-from flows.cli.options import CheckpointUrl, MemoryBudget, parse_size
+from flows.cli.options import CheckpointUrl, MemoryBudget, complete_layout, parse_size
 from flows.cli.output import Output
 
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
@@ -118,6 +118,7 @@ def load_as_others(
             "--layout",
             metavar="LAYOUT",
             help="Ranks to load as, e.g. fsdp=8 or fsdp=4,tp=2; may be repeated. Default: fsdp=2 and fsdp=3.",
+            autocompletion=complete_layout,
         ),
     ] = None,
     engine: Annotated[
@@ -172,7 +173,7 @@ def load_as_others(
         out.report(planned, lambda: show_forecast(out, planned))
         return FINE
     from dcp.load import test_load
-    from flows.cli.views import show_test_load
+    from flows.cli.views import findings_of, show_test_load
 
     with out.progress("test-load") as progress:
         report = test_load(
@@ -184,8 +185,7 @@ def load_as_others(
             allow=tuple(allow or ()),
             progress=progress,
         )
-    findings = [found for result in report.layouts for found in result.findings]
-    out.report(report, lambda: show_test_load(out, report), errors=findings)
+    out.report(report, lambda: show_test_load(out, report), errors=findings_of(report))
     return FINE if report.ok else FAULTY
 
 

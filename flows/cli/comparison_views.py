@@ -20,7 +20,7 @@ def show_diff(out: Output, report: DiffReport) -> None:
     how = (
         "keys, shapes and types"
         if report.values is None
-        else f"and {plural(report.compared, 'key')} by value"
+        else f"keys, shapes and types, and {plural(report.compared, 'key')} by value"
     )
     out.facts(
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.cli.output import Output
+from flows.cli.output import ROOM, Output
 from flows.text import human_bytes, human_seconds, name
 
 if TYPE_CHECKING:
@@ -21,8 +21,12 @@ def show_forecast(out: Output, report: ForecastReport) -> None:
         ]
     )
     out.line()
+    columns = ["LAYOUT", "NEEDED", "READ", "REQUESTS", "×", "SLOWEST RANK", "TORCH READS", "RECORDS", "×"]
+    if out.width < ROOM:
+        # The last two only say more of what torch's own reader would do.
+        columns = columns[:-2]
     out.table(
-        ["LAYOUT", "NEEDED", "READ", "REQUESTS", "×", "SLOWEST RANK", "TORCH READS", "RECORDS", "×"],
+        columns,
         (
             [
                 name(each.layout),
@@ -34,7 +38,7 @@ def show_forecast(out: Output, report: ForecastReport) -> None:
                 human_bytes(each.torch_reader.bytes),
                 f"{each.torch_reader.requests:,}",
                 f"{each.torch_reader.amplification:.2f}",
-            ]
+            ][: len(columns)]
             for each in report.layouts
         ),
         right=["NEEDED", "READ", "REQUESTS", "×", "TORCH READS", "RECORDS"],

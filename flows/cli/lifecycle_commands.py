@@ -65,8 +65,9 @@ def run(
     prepare_prefect(out.debug)
     from flows.cli.lifecycle_views import errors_of_step, show_step
     from flows.process import run_step
+    from tasks.progress import heard_by
 
-    with out.waiting(f"processing {url}"):
+    with out.stages(f"processing {url}") as told, heard_by(told):
         report = run_step(settings, url, accept_keys=accept_keys)
     out.report(report, lambda: show_step(out, report), errors=errors_of_step(report))
     return _OUTCOMES[report.outcome]
@@ -168,8 +169,9 @@ def _watch_status(out: Output, settings: LifecycleSettings, run: str | None, eve
 def _one_pass(out: Output, settings: LifecycleSettings, *, lines: bool = False) -> PassReport:
     from flows.cli.lifecycle_views import errors_of_pass, show_pass
     from flows.passes import watch_once
+    from tasks.progress import heard_by
 
-    with out.waiting("watching"):
+    with out.stages("watching") as told, heard_by(told):
         report = watch_once(settings)
     if out.json and lines:
         out.document(report.model_dump(), one_line=True)

@@ -21,6 +21,15 @@ def parse_size(text: str) -> int:
     return size
 
 
+def complete_layout(incomplete: str) -> list[str]:
+    """Layouts that a shell offers for what is typed so far: the usual ones, with a tp axis after a comma."""
+    sizes = [2**power for power in range(1, 11)]
+    offered = [f"fsdp={size}" for size in sizes] + [
+        f"fsdp={size},tp={tp}" for size in sizes for tp in (2, 4, 8)
+    ]
+    return [layout for layout in offered if layout.startswith(incomplete)]
+
+
 CheckpointUrl = Annotated[str, typer.Argument(metavar="URL", help="The checkpoint: what holds .metadata.")]
 
 SETTINGS_FILE = Path("lifecycle.toml")

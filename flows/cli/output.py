@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -40,6 +40,8 @@ _STYLES = {
     "dim": "dim",
     "title": "bold",
 }
+ROOM = 100
+"""Columns of a terminal from which on wide tables have all their columns."""
 _PIPED_WIDTH = 100_000
 _SHORT = 20
 """Columns of a cell that is not broken as long as others can be."""
@@ -120,7 +122,6 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, pad_edge=False, header_style=_STYLES["title"])
         lines = [
             [
                 Text(inert(cell[0]), _STYLES.get(cell[1], ""))
@@ -130,15 +131,22 @@ class Output:
             ]
             for row in rows
         ]
-        for number, column in enumerate(columns):
-            # Where room is short, long names fold and numbers stay in one piece.
-            short = all(line[number].cell_len <= _SHORT for line in lines)
+        widths = [
+            max([len(column), *(line[number].cell_len for line in lines)])
+            for number, column in enumerate(columns)
+        ]
+        # Where room is short, long names fold and numbers stay in one piece.
+        least = sum(width if width <= _SHORT else _SHORT for width in widths)
+        tight = least + 2 * (len(columns) - 1) > self.width
+        table = Table(box=None, pad_edge=False, collapse_padding=tight, header_style=_STYLES["title"])
+        for column, width in zip(columns, widths, strict=True):
             side: Literal["left", "right"] = "right" if column in right else "left"
-            table.add_column(column, justify=side, overflow="fold", no_wrap=short)
+            table.add_column(column, justify=side, overflow="fold", no_wrap=width <= _SHORT)
         for line in lines:
             table.add_row(*line)
         with self._stdout.capture() as capture:
-            self._stdout.print(table)
+            # What does not fit even so is left to the terminal to wrap: nothing is cut off.
+            self._stdout.print(table, width=max(self.width, least + len(columns) - 1), crop=False)
         self._print("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
 
     def findings(self, findings: Iterable[Finding]) -> None:
@@ -181,6 +189,12 @@ class Output:
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[int, int], None]]:
         """Yield ``report(done, total)``, both in bytes: a bar with rate and ETA on a terminal's stderr."""
+        with self.stages(what) as report:
+            yield partial(report, what)
+
+    @contextmanager
+    def stages(self, what: str) -> Iterator[Callable[[str, int, int], None]]:
+        """The same for work of several parts: ``report(part, done, total)``."""
         if self.quiet or not sys.stderr.isatty():
             yield _no_progress
             return
@@ -202,7 +216,17 @@ class Output:
         )
         with Progress(*columns, console=self._stderr, transient=True) as bar:
             task = bar.add_task(inert(what), total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            shown = what
+
+            def report(what: str, done: int, total: int) -> None:
+                nonlocal shown
+                if what != shown:
+                    # Rate and time left begin anew.
+                    bar.reset(task, total=total, description=inert(what))
+                    shown = what
+                bar.update(task, completed=done, total=total)
+
+            yield report
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -308,7 +332,7 @@ def _writing() -> Iterator[None]:
         raise EnvironmentFault(f"cannot write the output: {error.strerror or error}") from error
 
 
-def _no_progress(done: int, total: int) -> None:
+def _no_progress(what: str, done: int, total: int) -> None:
     """Nobody is looking."""
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.cli.output import Cell, Output
+from flows.cli.output import ROOM, Cell, Output
 from flows.text import human_age, human_bytes, human_seconds, name, plural, problem_name
 
 if TYPE_CHECKING:
     from flows.condition import LeaseStatus, SavingStatus, SinkStatus
     from flows.status import RunStatus, StatusReport, StepStatus
-
-ROOM = 100
-"""Columns of a terminal from which on there is room for a column a stage."""
 
 _STATES = {
     "published": "good",
@@ -122,7 +119,7 @@ def _stages(step: StepStatus) -> Cell:
     """All stages in a few characters."""
     failed = next((stage for stage, state in step.stages.items() if state == "failed"), None)
     if failed is not None:
-        return f"not {failed}", "bad"
+        return f"{failed} failed", "bad"
     done = sum(state == "done" for state in step.stages.values())
     return f"{done} of {len(step.stages)}", "good" if done == len(step.stages) else "dim"
 

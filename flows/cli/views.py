@@ -121,12 +121,17 @@ def show_test_load(out: Output, report: TestLoadReport) -> None:
         ),
         right=["RANKS", "TENSORS", "OBJECTS", "NEEDED", "READ", "TIME"],
     )
+    show_findings(out, findings_of(report), report.checkpoint)
+
+
+def findings_of(report: TestLoadReport) -> list[Finding]:
+    """What was found on any layout, once."""
     findings = {
         (found.code, found.key, found.file, found.message): found
         for result in report.layouts
         for found in result.findings
     }
-    show_findings(out, findings.values(), report.checkpoint)
+    return list(findings.values())
 
 
 def show_findings(out: Output, findings: Iterable[Finding], url: str) -> None:

@@ -101,7 +101,15 @@ def test_a_record_written_anew_by_hand_is_believed(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"null", b'{"schema_version": 1}', b'{"schema_version": 3}', b'{"records": {"step_1": 3}}', b'{"unknown": {"x": [1]}}'],
+    [
+        b"",
+        b"{",
+        b"null",
+        b'{"schema_version": 1}',
+        b'{"schema_version": 3}',
+        b'{"records": {"step_1": 3}}',
+        b'{"unknown": {"x": [1]}}',
+    ],
 )
 def test_a_damaged_cache_is_built_anew(ledger: Ledger, content: bytes) -> None:
     ledger.store.replace(CACHE, content)

@@ -102,7 +102,9 @@ class Patterns:
             coarse = len(pool.data) > left
             chosen = [self._columns[number] for number in members]
             if coarse:
-                for cells in _CELLS:
+                # More cells than chunks count nothing together.
+                most = max(len(self._columns[number].file) for number in members)
+                for cells in [each for each in _CELLS if each < most] or _CELLS[-1:]:
                     chosen = [_coarse(self._columns[number], cells) for number in members]
                     pool = _pool(chosen, coarse=True)
                     # Half, for those that come after it.

@@ -51,4 +51,4 @@ def pack_json(value: Any) -> str:
 
 def deflated(data: bytes) -> str:
     """Base64 of a zlib stream, which browsers call ``deflate``."""
-    return base64.b64encode(zlib.compress(data, 9)).decode()
+    return base64.b64encode(zlib.compress(data, 6)).decode()

@@ -85,6 +85,10 @@ _CODES: dict[Code, str] = {
     "export.dropped-empty": "Empty containers are dropped when the checkpoint is saved, not here.",
     "export.unsafe-object": "Left out of the export. To keep it: ckpt export --allow-pickle {url} DEST",
     "export.skipped-object": "The format cannot hold it.",
+    "export.list-gap": "A list cannot begin or go on without its items. Take the whole list, or none of it: "
+    "ckpt export --include GLOB {url} DEST",
+    "manifest.damaged": "Do not load what it lists. Restore manifest.json from the bucket's object versions, "
+    "or point the alias at another step: ckpt publish --alias latest PUBLISHED_URL",
 }
 
 _ERRORS: tuple[tuple[type[CkptError], str], ...] = (

@@ -53,6 +53,8 @@ Code = Literal[
     "export.dropped-empty",
     "export.unsafe-object",
     "export.skipped-object",
+    "export.list-gap",
+    "manifest.damaged",
 ]
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -70,6 +72,7 @@ SEVERITY: dict[Code, Severity] = {
     "export.dropped-empty": "warning",
     "export.unsafe-object": "warning",
     "export.skipped-object": "warning",
+    "export.list-gap": "warning",
 }
 
 

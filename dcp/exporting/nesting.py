@@ -151,6 +151,37 @@ def dropped(index: CheckpointIndex, chosen: Iterable[Selected]) -> Iterator[Find
             )
 
 
+def left_gaps(index: CheckpointIndex, chosen: Sequence[Selected]) -> Iterator[Finding]:
+    """Items of lists that were not chosen while later ones were: None takes their place."""
+    if len(chosen) == len(index.entries):
+        return
+    held: dict[Place, set[PathPart]] = defaultdict(set)
+    for item in chosen:
+        path = index.path_of(item.entry.key)
+        for depth, part in enumerate(path):
+            held[path[:depth]].add(part)
+    there: dict[Place, set[int]] = defaultdict(set)
+    for key in index.entries:
+        path = index.path_of(key)
+        for depth, part in enumerate(path):
+            if isinstance(part, int) and path[:depth] in held:
+                there[path[:depth]].add(part)
+    for place, positions in there.items():
+        last = max((part for part in held[place] if isinstance(part, int)), default=-1)
+        missing = sorted(part for part in positions - held[place] if part < last)
+        if missing and all(isinstance(part, int) for part in held[place]):
+            first = missing[:_SHOWN]
+            where = ", ".join(map(str, first)) + (", …" if len(missing) > _SHOWN else "")
+            yield finding(
+                "export.list-gap",
+                f"{dotted(place)}: {len(missing)} of {last + 1} items are not selected (at {where}); "
+                f"there is None",
+                key=dotted(place),
+                positions=first,
+                count=len(missing),
+            )
+
+
 def _groups(index: CheckpointIndex) -> dict[Place, list[ObjectEntry]]:
     """By optimizer, the objects that list its parameters: those of its groups, or all groups in one."""
     found: dict[Place, list[ObjectEntry]] = defaultdict(list)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from dcp.checkpoint import Checkpoint, Survey, open_checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
+from dcp.checks.paths import check_paths
 from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import NotLoadableError, ResourceError, UsageError
@@ -33,7 +34,7 @@ from dcp.exporting.report import (
 )
 from dcp.exporting.safetensors_export import lay_out, metadata_of
 from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, Shard, index_of
-from dcp.exporting.selection import Selected, Selection, select
+from dcp.exporting.selection import Selected, Selection, select, taken
 from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.ties import sampled_bytes
 from dcp.exporting.torch_export import content_bytes, largest_decoded, require_savable
@@ -226,7 +227,7 @@ def choose(
     chosen = select(checkpoint.index, selection)
     if format == "torch":
         require_savable(chosen)
-    return checkpoint, chosen, _require_whole(checkpoint, chosen)
+    return checkpoint, chosen, _require_whole(checkpoint, chosen, selection)
 
 
 def _real(url: str) -> str:
@@ -234,8 +235,8 @@ def _real(url: str) -> str:
     return url if "://" in url else os.path.realpath(url)
 
 
-def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[Finding]:
-    """Refuse what would come out with holes; warnings that the times of the files give are returned.
+def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected], selection: Selection) -> list[Finding]:
+    """Refuse what would come out with holes; what else is strange about it is returned as warnings.
 
     Times alone refuse nothing, because a copy does not keep them: the bytes are judged, by their CRC.
     """
@@ -250,6 +251,11 @@ def _require_whole(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> list[F
             faults.append(found)
         elif found.code == "files.newer-than-metadata" and found.file in files:
             warnings.append(found)
+    for found in check_paths(checkpoint.index):
+        if found.severity == "warning" and found.key in keys:
+            warnings.append(found)
+        elif found.severity == "error" and found.key is not None and taken(found.key, selection):
+            faults.append(found)
     for item in chosen:
         if isinstance(item.entry, TensorEntry):
             faults += errors_of(check_tensor(item.entry))

@@ -56,7 +56,7 @@ def export(
             be equal twice.
         max_shard_size: bytes of tensors in one safetensors file.
         memory_budget: bytes the process may use.
-        allow_pickle: keep objects of classes that are on no list.
+        allow_pickle: keep objects of classes that `torch.load` refuses by default.
         sha256: report the SHA-256 of every file, which takes a core longer than all the rest.
         progress: called with bytes done and bytes in all.
         dest_options: passed to the filesystem of ``dest``; ``options`` if absent.

@@ -14,6 +14,9 @@ from dcp.errors import MetadataError, UsageError
 from dcp.exporting.renaming import Rule, renamed
 from dcp.index import METADATA, CheckpointIndex, Entry, PathPart
 
+DEEPEST = 400
+"""Most levels of nesting: torch itself saves no deeper state, and gives up loading one that is far deeper."""
+
 LONGEST_LIST = 1 << 20
 """Most items that lists may have beyond those that hold values: their lengths are numbers from the index."""
 
@@ -50,7 +53,7 @@ def select(index: CheckpointIndex, selection: Selection) -> list[Selected]:
         UsageError: nothing matches, a pattern that is given matches nothing, or two keys get one name.
         MetadataError: the recorded paths contradict each other.
     """
-    chosen = [entry for key, entry in index.entries.items() if _taken(key, selection)]
+    chosen = [entry for key, entry in index.entries.items() if taken(key, selection)]
     for glob in selection.include:
         if not any(fnmatchcase(key, glob) for key in index.entries):
             raise UsageError(f"--include {glob!r} matches none of the keys; see them with: ckpt inspect")
@@ -66,12 +69,13 @@ def select(index: CheckpointIndex, selection: Selection) -> list[Selected]:
         Selected(entry, after, path if after == before else repath(path, after))
         for entry, path, before, after in zip(chosen, paths, old, new, strict=True)
     ]
-    _require_distinct(result)
+    _require_distinct(index, result)
     _require_tree(index, result)
     return result
 
 
-def _taken(key: str, selection: Selection) -> bool:
+def taken(key: str, selection: Selection) -> bool:
+    """Whether a selection takes the key."""
     if any(fnmatchcase(key, glob) for glob in selection.exclude):
         return False
     return not selection.include or any(fnmatchcase(key, glob) for glob in selection.include)
@@ -112,11 +116,15 @@ def repath(path: tuple[PathPart, ...], name: str) -> tuple[PathPart, ...]:
     return (*head, *middle, *tail)
 
 
-def _require_distinct(chosen: Iterable[Selected]) -> None:
+def _require_distinct(index: CheckpointIndex, chosen: Iterable[Selected]) -> None:
     seen: dict[str, Selected] = {}
     for item in chosen:
         other = seen.setdefault(item.key, item)
         if other is not item:
+            if dotted(index.path_of(other.entry.key)) == dotted(index.path_of(item.entry.key)):
+                raise _contradiction(
+                    f"{other.entry.key!r} and {item.entry.key!r} are both recorded at {item.key!r}"
+                )
             raise UsageError(f"{other.entry.key!r} and {item.entry.key!r} would both be called {item.key!r}")
 
 
@@ -125,6 +133,14 @@ def _require_tree(index: CheckpointIndex, chosen: Sequence[Selected]) -> None:
     leaves = {item.path: item for item in chosen}
     longest: dict[tuple[PathPart, ...], int] = {}
     for item in chosen:
+        if len(item.path) > DEEPEST:
+            raise MetadataError(
+                f"{item.entry.key[:100]!r} lies {len(item.path):,} levels deep; beyond {DEEPEST} no program "
+                f"loads the file again",
+                code="metadata.unsupported",
+                key=item.entry.key,
+                file=METADATA,
+            )
         for depth, part in enumerate(item.path):
             above = item.path[:depth]
             if above in leaves:

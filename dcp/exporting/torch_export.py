@@ -6,7 +6,7 @@ because the file begins with the pickle that holds them; tensors' bytes follow i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ from dcp.columns import RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
 from dcp.exporting.casts import output_dtype
-from dcp.exporting.nesting import IntegerKeys, dropped, integer_keys, nest, restored
+from dcp.exporting.nesting import IntegerKeys, dropped, integer_keys, left_gaps, nest, restored
 from dcp.exporting.pump import Pump
 from dcp.exporting.selection import Selected
 from dcp.exporting.state import Storage, StorageRef, TensorSpec, TorchState, build_state
@@ -76,10 +76,11 @@ def prepare(
         chosen: what goes out, and under which path.
         dtype: what floating tensors are cast to.
         tied: keys of tensors that get the storage of another one, with that one's key.
-        allow_pickle: keep objects whose classes are on no list.
+        allow_pickle: keep objects of classes that ``torch.load`` refuses by default.
 
     Raises:
         NotLoadableError: an object's record is damaged.
+        UsageError: all that was chosen must be left out.
         StorageError: the store failed.
     """
     records = Records(checkpoint.store, checkpoint.objects)
@@ -102,13 +103,15 @@ def prepare(
             continue
         archive = archives[entry.key]
         judgement = judge(scan(archive.pickle))
-        refused = _refusal(entry, judgement, allow_pickle)
+        refused = _refusal(entry, judgement, globals_of(archive.pickle), allow_pickle)
         if refused is not None:
             findings.append(refused)
             continue
-        findings += _reservation(entry, archive)
         values.append((item, _embed(entry, archive, sources)))
+    if findings and not values:
+        raise UsageError(f"nothing is left to write: {findings[0].message}")
     findings += dropped(checkpoint.index, chosen)
+    findings += left_gaps(checkpoint.index, chosen)
     return TorchExport(build_state(nest(values)), sources, findings)
 
 
@@ -145,8 +148,12 @@ def _read_objects(records: Records, entries: list[ObjectEntry]) -> dict[str, Arc
     return found
 
 
-def _refusal(entry: ObjectEntry, judgement: Judgement, allow_pickle: bool) -> Finding | None:
-    if judgement.verdict is Verdict.ALLOWED:
+def _refusal(
+    entry: ObjectEntry, judgement: Judgement, asked_for: Iterable[str], allow_pickle: bool
+) -> Finding | None:
+    """Why an object is left out: ``torch.load`` would refuse the whole file for it, harmless or not."""
+    strange = [name for name in asked_for if name not in WEIGHTS_ONLY]
+    if judgement.verdict is Verdict.ALLOWED and (allow_pickle or not strange):
         return None
     if judgement.error is not None and judgement.verdict is not Verdict.REACHES_CODE:
         raise NotLoadableError(
@@ -162,30 +169,17 @@ def _refusal(entry: ObjectEntry, judgement: Judgement, allow_pickle: bool) -> Fi
         )
     if allow_pickle and judgement.error is None:
         return None
-    asked = [*judgement.reaching, *judgement.unknown]
+    asked = [*judgement.reaching, *judgement.unknown] or strange
     what = f"it asks for {', '.join(asked[:5])}" if asked else str(judgement.error)
     return finding(
         "export.unsafe-object",
-        f"{entry.key} is left out: {what}",
+        f"{entry.key} is left out: {what}"
+        + (", which torch.load takes only with weights_only=False" if strange == asked else ""),
         key=entry.key,
         file=entry.record.path if entry.record else None,
         globals=asked,
         verdict=str(judgement.verdict),
     )
-
-
-def _reservation(entry: ObjectEntry, archive: Archive) -> Iterator[Finding]:
-    """Harmless objects that ``torch.load(weights_only=True)`` refuses all the same: kept, and said."""
-    strange = [name for name in globals_of(archive.pickle) if name not in WEIGHTS_ONLY]
-    if strange:
-        yield finding(
-            "export.unsafe-object",
-            f"{entry.key} is kept, but torch.load takes it only with weights_only=False or "
-            f"safe_globals for {', '.join(strange[:5])}",
-            key=entry.key,
-            severity="info",
-            globals=strange,
-        )
 
 
 def _embed(entry: ObjectEntry, archive: Archive, sources: dict[Storage, OutTensor | _Embedded]) -> Value:

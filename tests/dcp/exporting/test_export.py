@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +62,12 @@ def same(a: Any, b: Any) -> bool:
 def test_goldens_come_out_equal(golden: Golden, tmp_path: Path) -> None:
     out = tmp_path / "out.pt"
     report = export(str(golden.directory), str(out), sha256=True)
+    plain = not any(f.code == "export.unsafe-object" for f in report.findings)
+    if not plain:
+        torch.load(out, weights_only=True)
+        report = export(str(golden.directory), str(out), sha256=True, allow_pickle=True)
     assert report.ok
     assert zipfile.ZipFile(out).testzip() is None
-    plain = not report.findings
     value = torch.load(out, weights_only=plain)
     expected: dict[str, Any] = torch.load(golden.expected, weights_only=False)
     for key, wanted in expected.items():
@@ -98,6 +104,7 @@ def test_unknown_classes_are_left_out_and_named(golden: Callable[[str], Path], t
     assert all(f.code == "export.unsafe-object" for f in report.findings)
     value = torch.load(out, weights_only=False)
     assert not left & set(value)
+    torch.load(out, weights_only=True)
     kept = export(str(golden("torch_objects")), str(out), allow_pickle=True)
     assert not [f for f in kept.findings if f.severity == "warning"]
     assert b"TrainCfg" in zipfile.ZipFile(out).read("out/data.pkl")
@@ -310,3 +317,67 @@ def test_renaming_keeps_the_nesting_that_is_left(
     path: tuple[str | int, ...], name: str, expected: tuple[str | int, ...]
 ) -> None:
     assert repath(path, name) == expected
+
+
+def test_what_torch_load_refuses_by_default_is_left_out(tmp_path: Path) -> None:
+    """Harmless classes too: one of them would make the whole file one that plain torch.load refuses."""
+    values = {"path": Path("a"), "when": datetime(2026, 1, 1), "some": frozenset({1}), "span": range(3)}
+    torch.distributed.checkpoint.save(
+        {"w": torch.ones(2), "step": 3, "o": {"nested": [1, None, "x"]}, **values},
+        checkpoint_id=str(tmp_path / "step"),
+        no_dist=True,
+    )
+    out = tmp_path / "out.pt"
+    report = export(str(tmp_path / "step"), str(out))
+    assert {(f.code, f.severity, f.key) for f in report.findings} == {
+        ("export.unsafe-object", "warning", key) for key in values
+    }
+    assert torch.load(out, weights_only=True).keys() == {"w", "step", "o"}
+    kept = export(str(tmp_path / "step"), str(out), allow_pickle=True)
+    assert kept.findings == []
+    loaded = torch.load(out, weights_only=False)
+    assert {key: loaded[key] for key in values} == values
+    with pytest.raises(UsageError, match="nothing is left to write: when is left out"):
+        export(str(tmp_path / "step"), str(tmp_path / "none.pt"), include=["when"])
+    assert not (tmp_path / "none.pt").exists()
+
+
+def test_an_index_that_contradicts_itself_is_told(tmp_path: Path) -> None:
+    step = tmp_path / "step"
+    torch.distributed.checkpoint.save({"w": torch.ones(2), "step": 3}, checkpoint_id=str(step), no_dist=True)
+    index = pickle.loads((step / ".metadata").read_bytes())
+    index.planner_data["step"] = ("step", "a", "b")
+    (step / ".metadata").write_bytes(pickle.dumps(index))
+    report = export(str(step), str(tmp_path / "out.pt"))
+    assert [(f.code, f.severity, f.key) for f in report.findings] == [
+        ("metadata.unreadable", "warning", "step")
+    ]
+    assert export(str(step), str(tmp_path / "out.pt"), include=["w"]).findings == []
+    index.planner_data["gone"] = ("gone",)
+    (step / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(NotLoadableError, match="gone was saved"):
+        export(str(step), str(tmp_path / "out.pt"))
+    assert export(str(step), str(tmp_path / "out.pt"), include=["w"]).ok
+
+
+@pytest.mark.parametrize("bucket", ["gs_bucket", "s3_bucket"])
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+@pytest.mark.parametrize("rewritten", [".metadata", "__9_0.distcp"])
+def test_a_change_in_a_bucket_leaves_nothing(
+    bucket: str, format: Any, rewritten: str, request: pytest.FixtureRequest, golden: Callable[[str], Path]
+) -> None:
+    url = request.getfixturevalue(bucket)
+    source = golden("torch_fsdp_tp_2x2")
+    store = open_store(f"{url}/run/step_2")
+    for path in source.iterdir():
+        store.replace(path.name, path.read_bytes())
+
+    def change(done: int, total: int) -> None:
+        if done == total:  # all has been read; the last of it has not been sent
+            store.replace(rewritten, (source / ".metadata").read_bytes())
+
+    with pytest.raises(ChangedError, match=re.escape(rewritten)):
+        export(
+            store.url, f"{url}/out/x" + (".pt" if format == "torch" else ""), format=format, progress=change
+        )
+    assert {info.name.partition("/")[0] for info in open_store(url).objects()} == {"run"}

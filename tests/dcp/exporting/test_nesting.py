@@ -144,3 +144,13 @@ def test_an_optimizer_without_state_is_told(tmp_path: Path) -> None:
     optimizer.load_state_dict(after["o"] | {"state": {}})
     _, none = exported(tmp_path, {"o": optimizer.state_dict(), "x": torch.ones(1)}, include=["x"])
     assert none == []
+
+
+def test_items_of_a_list_that_are_not_selected_are_told(tmp_path: Path) -> None:
+    state = {"l": [torch.ones(1), torch.ones(2), torch.ones(3)], "x": torch.ones(1)}
+    after, findings = exported(tmp_path, state, exclude=["l.0", "l.1"])
+    assert same(after, {"l": [None, None, state["l"][2]], "x": state["x"]})
+    assert [(f.code, f.severity, f.key) for f in findings] == [("export.list-gap", "warning", "l")]
+    assert findings[0].detail == {"positions": [0, 1], "count": 2}
+    for given in ({"exclude": ["l.2"]}, {"include": ["x"]}, {"exclude": ["l.*"]}):
+        assert exported(tmp_path, state, **given)[1] == []

@@ -9,7 +9,7 @@ import pytest
 from dcp.errors import MetadataError, UsageError
 from dcp.exporting import renaming
 from dcp.exporting.renaming import parse_rename, renamed
-from dcp.exporting.selection import Selection, select
+from dcp.exporting.selection import DEEPEST, Selection, select
 from dcp.index import CheckpointIndex, ObjectEntry, PathPart
 
 
@@ -83,3 +83,18 @@ def test_lists_of_a_hostile_index_are_bounded() -> None:
         select(index_of(paths), Selection())
     with pytest.raises(MetadataError, match="list position"):
         select(index_of({"l.9": ("l", 1 << 40)}), Selection())
+
+
+def test_two_keys_recorded_at_one_place_are_damage() -> None:
+    index = index_of({"a": ("m", "w"), "b": ("m", "w")})
+    with pytest.raises(MetadataError, match=r"'a' and 'b' are both recorded at 'm\.w'") as raised:
+        select(index, Selection())
+    assert raised.value.exit_code == 1
+    assert len(select(index, Selection(include=("b",)))) == 1
+
+
+def test_nesting_that_nothing_loads_again_is_refused() -> None:
+    path: tuple[PathPart, ...] = ("a",) * (DEEPEST + 1)
+    with pytest.raises(MetadataError, match="401 levels deep"):
+        select(index_of({"a" * 401: path}), Selection())
+    assert select(index_of({"a" * 400: path[1:]}), Selection())

@@ -3,10 +3,15 @@
 Below ``<publish root>/<run>/<step>/<fingerprint8>/`` stand the artifact's files and, created last and only
 if absent, ``manifest.json``. A directory without it is not published, whatever else it holds. File names in
 a `Manifest` are relative to its directory.
+
+Since version 2 a manifest carries a digest of itself (`encode`, `read_manifest`), which shows any change to
+it. It is no signature: whoever can write there can also make a whole new manifest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -60,6 +65,12 @@ class Artifact(_Part):
     tensors: dict[str, PublishedTensor] = Field(default_factory=dict)
     tied: dict[str, str] = Field(default_factory=dict)
     """Tensors that repeat another one, with that one's name: they share its storage, or are left out."""
+    inner: dict[str, PublishedTensor] = Field(default_factory=dict)
+    """Tensors inside of objects, digested from the finished file; of one that does not stand in C order the
+    bytes from its first element to its last."""
+    frames: dict[str, str] = Field(default_factory=dict)
+    """For every file with tensors a digest of all that is no tensor: its pickle with every object, or its
+    header."""
     bytes_read: int = 0
     bytes_written: int = 0
     seconds: float = 0.0
@@ -70,7 +81,8 @@ class Artifact(_Part):
 class Manifest(_Part):
     """Content of ``manifest.json``. ``created`` is UTC in ISO 8601; ``timings`` are seconds a stage."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
+    """1 has no ``documents``, ``inner``, ``frames`` and ``seal``."""
     run: str
     step: str
     number: int
@@ -80,10 +92,14 @@ class Manifest(_Part):
     who: str
     files: list[PublishedFile]
     """Every file of the directory but the manifest."""
+    documents: list[str] = Field(default_factory=list)
+    """Names of the files that are for people and of no artifact."""
     artifacts: list[Artifact]
     versions: dict[str, str]
     timings: dict[str, float]
     warnings: list[Finding]
+    seal: str = ""
+    """Digest of the rest, which `encode` puts there."""
 
 
 def published_directory(key: StepKey) -> str:
@@ -103,15 +119,35 @@ def read_manifest(store: Store) -> Manifest | None:
     except NotFoundError:
         return None
     try:
-        return Manifest.model_validate_json(data)
+        found = Manifest.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "document"
-        raise CheckpointError(
-            f"{store.url}/{MANIFEST} is no manifest: {field}: {first['msg']}",
-            code="metadata.unreadable",
-            file=MANIFEST,
-        ) from None
+        raise _damaged(store, f"is no manifest: {field}: {first['msg']}") from None
+    if found.schema_version == 1:
+        if found.seal or found.documents or any(a.inner or a.frames for a in found.artifacts):
+            raise _damaged(store, "was changed: it says that it is of version 1, and has fields of version 2")
+    elif found.seal != _seal(json.loads(data)):
+        raise _damaged(store, "was changed after it was published: its seal does not fit")
+    return found
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The document to write, with the seal that fits."""
+    document = json.loads(manifest.model_dump_json())
+    document["seal"] = _seal(document)
+    return json.dumps(document, indent=1, ensure_ascii=False).encode()
+
+
+def _seal(document: dict[str, Any]) -> str:
+    """Digest of all fields but the seal, whatever their order and the white space between them."""
+    rest = {name: value for name, value in document.items() if name != "seal"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _damaged(store: Store, why: str) -> CheckpointError:
+    return CheckpointError(f"{store.url}/{MANIFEST} {why}", code="manifest.damaged", file=MANIFEST)
 
 
 def tool_versions() -> Mapping[str, str]:

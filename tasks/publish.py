@@ -30,12 +30,14 @@ from tasks.manifest import (
     Artifact,
     Manifest,
     PublishedFile,
+    encode,
     published_directory,
     read_manifest,
     tool_versions,
 )
 from tasks.outcomes import boundary
-from tasks.verify import VerifyReport, verify, wrong_tensors
+from tasks.tensor_check import completed, wrong_tensors
+from tasks.verify import VerifyReport, verify
 
 __all__ = [
     "AliasRecord",
@@ -106,7 +108,8 @@ def publish_step(
     first = False
     if manifest is None:
         _require_stored(store, artifacts)
-        _require_equal(store, artifacts)
+        made = [completed(store, artifact) for artifact in artifacts]
+        _require_equal(store, made)
         require_unchanged(url, listing, options)
         manifest = Manifest(
             run=run,
@@ -119,12 +122,13 @@ def publish_step(
             files=sorted(
                 [*(file for a in artifacts for file in a.files), *documents], key=lambda file: file.name
             ),
-            artifacts=list(artifacts),
+            documents=sorted(file.name for file in documents),
+            artifacts=made,
             versions=dict(tool_versions()),
             timings=dict(timings or {}),
             warnings=list(warnings),
         )
-        first = create_once(store, MANIFEST, manifest.model_dump_json(indent=1).encode())
+        first = create_once(store, MANIFEST, encode(manifest))
         if not first:
             manifest = _standing(store)
     if not first:

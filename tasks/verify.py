@@ -2,25 +2,27 @@
 
 Every file is streamed once through SHA-256 and CRC-32C in bounded memory. With ``deep`` every tensor is
 digested from the finished files too, and compared with what was computed from the checkpoint when it was
-exported. A manifest that names files outside its own directory is refused before anything is read.
+exported; whatever is in the files beside them is held against digests that were taken when it was published.
+A manifest that was changed is refused (`read_manifest`), one that contradicts itself or its place is told
+(`contradictions`), and no name in it leads outside its own directory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
 from dcp.errors import CheckpointError, NotFoundError
-from dcp.exporting.certificate import certify_object
-from dcp.exporting.report import ExportedTensor
 from dcp.findings import Report
 from dcp.storage import ByteRange, ObjectInfo, Store, fetch, is_safe_name, open_store
+from tasks.contradictions import contradictions
 from tasks.manifest import MANIFEST, Artifact, Manifest, PublishedFile, read_manifest
 from tasks.outcomes import boundary
+from tasks.tensor_check import TensorCheck, unlisted, wrong_tensors
 
 BLOCK = 16 << 20
 """Bytes of one read; four may be in flight."""
@@ -37,14 +39,6 @@ class FileCheck(Report):
     message: str = ""
 
 
-class TensorCheck(Report):
-    """A tensor of an artifact that is not what the manifest says."""
-
-    artifact: str
-    name: str
-    message: str
-
-
 class VerifyReport(Report):
     """The verdict on a published directory. ``published`` is False where there is no manifest."""
 
@@ -58,6 +52,10 @@ class VerifyReport(Report):
     tensors: int | None = None
     """How many tensors were compared; None where that was not asked for."""
     wrong_tensors: list[TensorCheck] = Field(default_factory=list)
+    contradictions: list[str] = Field(default_factory=list)
+    """What the manifest says that cannot be true."""
+    unproven: list[str] = Field(default_factory=list)
+    """What a manifest of an earlier version cannot prove."""
     message: str
     bytes: int = 0
     """Bytes read and hashed."""
@@ -81,7 +79,7 @@ def verify(
         options: passed to the filesystem.
 
     Raises:
-        CheckpointError: the manifest itself cannot be understood.
+        CheckpointError: the manifest itself cannot be understood, or was changed.
         StorageError: storage failed, which says nothing of the artifact.
     """
     started = time.perf_counter()
@@ -96,35 +94,70 @@ def verify(
             files=[],
             message=f"not published: there is no {MANIFEST}",
         )
+    untrue = list(contradictions(manifest, store))
     checks = _compare(store, manifest, objects, progress)
     wrong = [check for check in checks if check.problem]
     readable = {check.name for check in checks if check.problem in (None, "sha256", "crc32c")}
-    inside = [
-        wrong for artifact in manifest.artifacts if deep for wrong in wrong_tensors(store, artifact, readable)
-    ]
-    tensors = sum(len(artifact.tensors) for artifact in manifest.artifacts)
+    unproven = list(_unproven(store, manifest, readable, deep=deep))
+    inside = list(_inside(store, manifest, readable)) if deep else []
+    tensors = sum(len(artifact.tensors) + len(artifact.inner) for artifact in manifest.artifacts)
     verdict = (
         f"{len(wrong)} of {len(checks)} files are wrong" if wrong else f"all {len(checks)} files are right"
     )
-    if deep and tensors:
-        verdict += f", {len(inside) or 'none'} of {tensors} tensors wrong"
-    elif deep:
-        verdict += ", and the manifest has no digests of tensors"
+    if deep:
+        verdict += f", {len(inside) or 'nothing'} wrong in {tensors} tensors and what is around them"
+    if untrue:
+        verdict += f", and the manifest contradicts itself or its place: {untrue[0]}"
     hashed = sum(c.size for c in checks if c.problem in (None, "sha256", "crc32c"))
     return VerifyReport(
         url=store.url,
         published=True,
-        ok=not wrong and not inside,
+        ok=not wrong and not inside and not untrue,
         run=manifest.run,
         step=manifest.step,
         fingerprint=manifest.fingerprint,
         files=checks,
         tensors=tensors if deep else None,
         wrong_tensors=inside,
+        contradictions=untrue,
+        unproven=unproven,
         message=verdict,
         bytes=hashed,
         seconds=round(time.perf_counter() - started, 6),
     )
+
+
+def _inside(store: Store, manifest: Manifest, readable: Collection[str]) -> Iterator[TensorCheck]:
+    """What is wrong inside of the files."""
+    for artifact in manifest.artifacts:
+        yield from wrong_tensors(store, artifact, readable, whole=manifest.schema_version > 1)
+        # Objects are not in safetensors, so version 1 listed all that such a file holds.
+        if manifest.schema_version == 1 and artifact.format == "safetensors" and not _by_hand(artifact):
+            count = unlisted(store, artifact, readable)
+            if count:
+                message = f"the files hold {count} tensors that the manifest does not list"
+                yield TensorCheck(artifact=artifact.name, name=artifact.name, message=message)
+
+
+def _unproven(store: Store, manifest: Manifest, readable: Collection[str], *, deep: bool) -> Iterator[str]:
+    """What a manifest of version 1 leaves open."""
+    if manifest.schema_version > 1:
+        return
+    yield "the manifest is of version 1, which has no seal: a change to it is noticed only by a contradiction"
+    for artifact in manifest.artifacts if deep else ():
+        if _by_hand(artifact):
+            yield f"{artifact.name} was published by hand: there are no digests of its tensors"
+        elif artifact.format == "torch":
+            count = unlisted(store, artifact, readable)
+            yield (
+                f"{artifact.name}: version 1 has no digests of objects, nor of tensors inside of them "
+                f"({count} tensors in the file are not listed)"
+            )
+
+
+def _by_hand(artifact: Artifact) -> bool:
+    """Whether version 1 has no digests because nothing was read from a checkpoint."""
+    return not artifact.tensors and not artifact.options and not artifact.bytes_read
 
 
 def _compare(
@@ -151,41 +184,6 @@ def _compare(
                 FileCheck(name=name, size=info.size, problem="extra", message="the manifest does not list it")
             )
     return checks
-
-
-def wrong_tensors(
-    store: Store, artifact: Artifact, readable: Container[str] | None = None
-) -> Iterator[TensorCheck]:
-    """Tensors that an artifact's files do not hold, or hold differently.
-
-    Args:
-        store: the published directory.
-        artifact: what it should hold.
-        readable: names of the files worth reading; all if absent.
-
-    Raises:
-        StorageError: a file cannot be read.
-    """
-    found: dict[str, ExportedTensor] = {}
-    why = ""
-    for file in artifact.files:
-        worth = readable is None or file.name in readable
-        if artifact.tensors and worth and not file.name.endswith(".json"):
-            try:
-                found |= certify_object(store, file.name)
-            except CheckpointError as error:
-                why = f" ({error})"
-    for name, wanted in artifact.tensors.items():
-        actual = found.get(name)
-        if actual is None:
-            message = f"the files do not hold it{why}"
-        elif (actual.shape, actual.dtype) != (wanted.shape, wanted.dtype):
-            message = f"{actual.dtype} {actual.shape}, expected {wanted.dtype} {wanted.shape}"
-        elif actual.digest != wanted.digest:
-            message = f"its digest is {actual.digest}, expected {wanted.digest}"
-        else:
-            continue
-        yield TensorCheck(artifact=artifact.name, name=name, message=message)
 
 
 def _check(

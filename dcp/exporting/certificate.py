@@ -3,6 +3,9 @@
 An export reports a digest of each tensor, computed from the source's chunks. `certify` computes the same
 digests from what was written; where the two are equal, the file holds what the checkpoint held. Neither
 torch nor a whole file in memory is needed, and nothing in a file's pickle is executed.
+
+`look_into` tells what a file holds without reading its tensors: `Contents`, whose ``frame`` is a digest of
+all that is no tensor. `require_sound` reads a file whole, for one whose writer is not known.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import local
 from typing import Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import RecordError
-from dcp.exporting.report import ExportedTensor
+from dcp.exporting.report import ExportedTensor, Format
 from dcp.exporting.tensor_stream import digest_text
-from dcp.pickles.nodes import Value
+from dcp.pickles.nodes import Call, Value
 from dcp.pickles.reader import read
 from dcp.pickles.tensors import TensorNode, is_tensor, tensor_of
 from dcp.safetensors_file import Stored, looks_like_safetensors, read_header
@@ -30,6 +35,20 @@ _BLOCK = 4 << 20
 _THREADS = 4
 _BUFFER = 1 << 16
 _LOCAL = struct.Struct("<26xHH")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a finished file holds, by dotted name, and where in it."""
+
+    format: Format
+    tensors: dict[str, Stored]
+    """Those that stand in C order."""
+    strided: dict[str, Stored]
+    """Others, as views of a transposed tensor: from their first element to their last."""
+    frame: str
+    """Digest of what stands around the tensors: a torch.save file's pickle, with every object; a
+    safetensors file's header."""
 
 
 def certify(url: str, **options: Any) -> dict[str, ExportedTensor]:
@@ -51,13 +70,63 @@ def certify(url: str, **options: Any) -> dict[str, ExportedTensor]:
 
 def certify_object(store: Store, name: str) -> dict[str, ExportedTensor]:
     """As `certify`, for an object of a store."""
+    return digests(store, name, look_into(store, name).tensors)
+
+
+def look_into(store: Store, name: str) -> Contents:
+    """What an object holds, from its beginning or its directory alone.
+
+    Raises:
+        RecordError, PickleError: it is neither a `torch.save` nor a safetensors file, or damaged.
+        StorageError: storage failed.
+    """
     info = store.info(name)
     head = store.read_range(name, 0, min(10, info.size))
     if is_zip(head):
-        return digests(store, name, _in_archive(store, name, info.size))
+        return _in_archive(store, name, info.size)
     if looks_like_safetensors(head, info.size):
-        return digests(store, name, read_header(store, info)[0])
+        header = store.read_range(name, 0, 8 + int.from_bytes(head[:8], "little"))
+        return Contents("safetensors", read_header(store, info)[0], {}, _frame(header))
     raise RecordError(f"{name} is neither a torch.save archive nor a safetensors file", file=name)
+
+
+def require_sound(store: Store, name: str) -> Contents:
+    """Look into an object and hold it against itself: the CRC of every entry, or sizes without a gap.
+
+    Raises:
+        RecordError, PickleError: it is neither a `torch.save` nor a safetensors file, or damaged.
+        StorageError: storage failed.
+    """
+    found = look_into(store, name)
+    size = store.info(name).size
+    if found.format == "torch":
+        with _damage(name), ZipFile(io.BufferedReader(_Object(store, name, size), _BLOCK)) as archive:
+            # torch can be told to leave CRCs out.
+            wrong = archive.testzip() if any(entry.CRC for entry in archive.infolist()) else None
+        if wrong is not None:
+            raise RecordError(f"{name}: the CRC of {wrong} is wrong", code="records.corrupt", file=name)
+        return found
+    at = 8 + int.from_bytes(store.read_range(name, 0, 8), "little")
+    for key, place in sorted(found.tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if place.start != at:
+            raise RecordError(
+                f"{name}: {key} begins at byte {place.start}, what stands before it ends at {at}",
+                code="records.corrupt",
+                key=key,
+                file=name,
+            )
+        at = place.end
+    if at != size:
+        raise RecordError(
+            f"{name} has {size} bytes, its tensors end at {at}", code="records.corrupt", file=name
+        )
+    return found
+
+
+def _frame(data: bytes) -> str:
+    import xxhash
+
+    return digest_text(xxhash.xxh3_128(data).hexdigest())
 
 
 def digests(store: Store, name: str, stored: Mapping[str, Stored]) -> dict[str, ExportedTensor]:
@@ -82,18 +151,26 @@ def digests(store: Store, name: str, stored: Mapping[str, Stored]) -> dict[str, 
         return dict(zip(stored, pool.map(one, stored.values()), strict=True))
 
 
-def _in_archive(store: Store, name: str, size: int) -> dict[str, Stored]:
-    """Where the tensors of a `torch.save` archive stand."""
+def _in_archive(store: Store, name: str, size: int) -> Contents:
+    """What a `torch.save` archive holds."""
+    with _damage(name), ZipFile(io.BufferedReader(_Object(store, name, size), _BUFFER)) as archive:
+        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        pickle = entries.get("data.pkl")
+        # torch stores as it is; what is compressed could unfold to any size.
+        if pickle is None or pickle.compress_type:
+            raise RecordError(f"{name} holds no data.pkl as torch writes it", file=name)
+        data = archive.read(pickle)
+        placed: dict[bool, dict[str, Stored]] = {True: {}, False: {}}
+        for path, node in _tensors(read(data), "", set()):
+            placed[node.contiguous][path] = _placed(archive, entries, name, path, node)
+        return Contents("torch", placed[True], placed[False], _frame(data))
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """What `zipfile` raises over a damaged archive, as an error that names the file."""
     try:
-        with ZipFile(io.BufferedReader(_Object(store, name, size), _BUFFER)) as archive:
-            entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            pickle = entries.get("data.pkl")
-            # torch stores as it is; what is compressed could unfold to any size.
-            if pickle is None or pickle.compress_type:
-                raise RecordError(f"{name} holds no data.pkl as torch writes it", file=name)
-            value = read(archive.read(pickle))
-            tensors = {path: node for path, node in _tensors(value, "") if node.contiguous}
-            return {path: _placed(archive, entries, name, path, node) for path, node in tensors.items()}
+        yield
     except (BadZipFile, struct.error, ValueError, RuntimeError, EOFError) as error:
         raise RecordError(f"{name} is damaged: {error}", code="records.corrupt", file=name) from None
 
@@ -114,18 +191,26 @@ def _placed(
     return Stored(node.dtype, node.shape, start + begin, start + end)
 
 
-def _tensors(value: Value, path: str) -> Iterator[tuple[str, TensorNode]]:
-    """Tensors in nested dicts and lists, by dotted path."""
+def _tensors(value: Value, path: str, seen: set[int]) -> Iterator[tuple[str, TensorNode]]:
+    """Tensors in nested dicts, lists and tuples, by dotted path; what stands in two places by the first.
+
+    ``seen`` are the containers gone into, so that neither a circle nor a ladder of them takes for ever.
+    """
     if is_tensor(value):
         yield path, tensor_of(value)
         return
     inner: Iterable[tuple[object, Value]] = ()
     if isinstance(value, dict):
         inner = value.items()
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         inner = enumerate(value)
+    elif isinstance(value, Call) and value.calls("collections.OrderedDict"):
+        inner = value.pairs
+    if not inner or id(value) in seen:
+        return
+    seen.add(id(value))
     for key, item in inner:
-        yield from _tensors(item, f"{path}.{key}" if path else str(key))
+        yield from _tensors(item, f"{path}.{key}" if path else str(key), seen)
 
 
 class _Object(io.RawIOBase):

@@ -113,13 +113,15 @@ def verify(
     ],
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Compare every tensor too with what was read from the checkpoint."),
+        typer.Option("--deep", help="Compare every tensor too with what was read from the checkpoint, and objects."),
     ] = False,
 ) -> int:
     """Hash a published step again, against its manifest.
 
-    Exit code 1 where a file is missing, changed or not in the manifest, or where there is no manifest. With
-    --deep also where a tensor in the finished files is not the one that the checkpoint held.
+    Exit code 1 where a file is missing, changed or not in the manifest, where the manifest itself was changed
+    or contradicts its place, or where there is none. With --deep also where a tensor in the finished files is
+    not the one that the checkpoint held or is not listed, or an object is not the one that was published.
+    Manifests of version 1 verify; what they cannot prove is said.
 
     \b
     Examples:

@@ -59,6 +59,10 @@ def show_verification(out: Output, report: VerifyReport) -> None:
             ),
             right=["SIZE"],
         )
+    for said in report.contradictions:
+        out.line(f"the manifest cannot be right: {name(said)}")
+    for said in report.unproven:
+        out.line(f"not proven: {name(said)}")
     if report.wrong_tensors:
         out.line()
         out.table(

@@ -10,7 +10,7 @@ from dcp.errors import EnvironmentFault, UsageError
 from dcp.storage import Store, open_store
 from tasks.aliases import advance, aliases, current_alias, set_alias
 from tasks.ledger import StepKey
-from tasks.manifest import MANIFEST, Manifest, published_directory
+from tasks.manifest import MANIFEST, Manifest, encode, published_directory
 from tests.support.lifecycle import anywhere
 from tests.tasks.test_ledger import race
 
@@ -35,7 +35,7 @@ def manifest(number: int, fingerprint: str = "ab" * 32) -> Manifest:
 def publish(store: Store, number: int, fingerprint: str = "ab" * 32) -> Manifest:
     made = manifest(number, fingerprint)
     directory = published_directory(StepKey(made.step, fingerprint))
-    store.replace(f"{directory}/{MANIFEST}", made.model_dump_json().encode())
+    store.replace(f"{directory}/{MANIFEST}", encode(made))
     return made
 
 

@@ -10,7 +10,8 @@ import torch
 
 from dcp.storage import open_store
 from tasks.export import ExportRequest, artifacts_stand, export_step
-from tasks.manifest import MANIFEST, read_manifest
+from tasks.manifest import MANIFEST, encode, read_manifest
+from tasks.tensor_check import completed
 from tasks.verify import verify
 from tests.support.train import SavedCheckpoint
 from tests.tasks.test_aliases import manifest
@@ -47,8 +48,10 @@ def published(step: SavedCheckpoint, place: Path, **changes: Any) -> str:
         str(step.path), str(place), parts=(), requests=requests, options={}, publish_options={}
     )
     files = [file for artifact in exported.artifacts for file in artifact.files]
-    made = manifest(1).model_copy(update={"files": files, "artifacts": exported.artifacts})
-    open_store(str(place)).replace(MANIFEST, made.model_dump_json().encode())
+    store = open_store(str(place))
+    artifacts = [completed(store, artifact) for artifact in exported.artifacts]
+    made = manifest(1).model_copy(update={"files": files, "artifacts": artifacts})
+    store.replace(MANIFEST, encode(made))
     return str(place)
 
 
@@ -77,14 +80,18 @@ def test_a_tensor_that_is_not_the_checkpoints_is_named(
     data = file.read_bytes()
     old = read_manifest(store)
     assert old is not None
-    listing = [listed(f.name, data) if f.name == "checkpoint.pt" else f for f in old.files]
-    store.replace(MANIFEST, old.model_copy(update={"files": listing}).model_dump_json().encode())
+    forged = listed("checkpoint.pt", data)
+    artifact = old.artifacts[0].model_copy(update={"files": [forged], "bytes_written": forged.size})
+    listing = [forged if f.name == "checkpoint.pt" else f for f in old.files]
+    changed = old.model_copy(update={"files": listing, "artifacts": [artifact, *old.artifacts[1:]]})
+    store.replace(MANIFEST, encode(changed))
     assert verify(store.url).ok
     report = verify(store.url, deep=True)
     assert not report.ok
     assert {(t.artifact, t.name, t.message.split(" ")[0]) for t in report.wrong_tensors} == {
         ("checkpoint.pt", "model.emb.weight", "its"),
         ("checkpoint.pt", "model.head.weight", "the"),
+        ("checkpoint.pt", "checkpoint.pt", "the"),
     }
 
 

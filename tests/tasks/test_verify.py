@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.storage import Store, open_store
-from tasks.manifest import MANIFEST, Manifest, PublishedFile
+from tasks.manifest import MANIFEST, Manifest, PublishedFile, encode
 from tasks.verify import BLOCK, verify
 from tests.support.lifecycle import anywhere
 from tests.tasks.test_aliases import manifest
@@ -30,8 +30,9 @@ def listed(name: str, data: bytes) -> PublishedFile:
 def publish(store: Store, files: list[PublishedFile] | None = None) -> Manifest:
     for name, data in CONTENT.items():
         store.replace(name, data)
-    made = manifest(1).model_copy(update={"files": files or [listed(n, d) for n, d in CONTENT.items()]})
-    store.replace(MANIFEST, made.model_dump_json().encode())
+    files = files or [listed(n, d) for n, d in CONTENT.items()]
+    made = manifest(1).model_copy(update={"files": files, "documents": [file.name for file in files]})
+    store.replace(MANIFEST, encode(made))
     return made
 
 

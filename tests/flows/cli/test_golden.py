@@ -98,13 +98,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = next((tmp_path / "cut").glob("*.distcp"))
     os.truncate(data, data.stat().st_size // 2)
     (tmp_path / "torn" / ".metadata").write_bytes(b"")
+    # The index holds the path as it is given, and its size shows.
+    monkeypatch.chdir(tmp_path)
     checkpoint.save(
         {key: torch.ones(2) for key in ODD_KEYS},
-        storage_writer=checkpoint.FileSystemWriter(tmp_path / "odd"),
+        storage_writer=checkpoint.FileSystemWriter("odd"),
         no_dist=True,
     )
     (tmp_path / "rules.toml").write_text('"nothing.*" = "row"\n')
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

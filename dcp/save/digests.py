@@ -36,14 +36,20 @@ def digest_of(value: Any, limit: int = LIMIT) -> bytes | None:
         limit: bytes hashed at most.
     """
     if not isinstance(value, torch.Tensor):
-        return _object(value, limit)
+        return digest_of_record(_saved(value), limit)
     if value.device.type == "meta":
         return None
     if value.layout != torch.strided or value.is_quantized:
-        return _object(value, limit)
+        return digest_of_record(_saved(value), limit)
     found = xxhash.xxh3_128(f"{value.dtype} {list(value.shape)}".encode())
     found.update(_elements(value.detach(), limit))
     return found.digest()
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
 def _elements(tensor: torch.Tensor, limit: int) -> memoryview:
@@ -70,16 +76,15 @@ def _chosen(tensor: torch.Tensor, wanted: int) -> torch.Tensor:
     return tensor[torch.unravel_index(places, tensor.shape)]
 
 
-def _object(value: Any, limit: int) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
+def digest_of_record(record: bytes, limit: int = LIMIT) -> bytes:
+    """What `digest_of` gives for an object, from what `torch.save` makes of it."""
     try:
-        archive = open_archive(buffer.getvalue())
+        archive = open_archive(record)
         if len(archive.pickle) <= _PICKLE_FACTOR * limit:
             return _Meaning(archive, limit).digest(archive.value)
     except CkptError:
         # Outside the language that is read without running it: only its bytes can be compared.
-        return xxhash.xxh3_128_digest(_sampled(buffer.getbuffer(), limit))
+        return xxhash.xxh3_128_digest(_sampled(memoryview(record), limit))
     return xxhash.xxh3_128_digest(_sampled(memoryview(archive.pickle), limit))
 
 

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.storage import Sink, Store
 
 T = TypeVar("T")
@@ -106,6 +107,8 @@ def write_file(
 
     Raises:
         StorageError: storage failed.
+        UsageError: an object cannot be pickled.
+        CheckpointError: a tensor has not the shape that the index will give it.
         InterruptedError: the file was given up.
     """
     results = []
@@ -115,11 +118,12 @@ def write_file(
             if stopped():
                 raise InterruptedError(f"{name} was given up because another file failed")
             start = stream.position
-            data = planner.resolve_data(item)
-            if isinstance(data, io.BytesIO):
-                stream.write(data.getbuffer())
+            if item.type == WriteItemType.BYTE_IO:
+                stream.write(pickled(planner, item).getbuffer())
             else:
-                torch.save(_plain(data), cast(IO[bytes], stream))
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, torch.Tensor)
+                torch.save(_plain(_true(tensor, item)), cast(IO[bytes], stream))
             length = stream.position - start
             results.append(
                 WriteResult(
@@ -128,6 +132,40 @@ def write_file(
             )
         stream.drain()
     return results
+
+
+def pickled(planner: SavePlanner, item: WriteItem) -> io.BytesIO:
+    """An object as the planner has it written.
+
+    Raises:
+        UsageError: it cannot be pickled; names its key.
+    """
+    try:
+        record = planner.resolve_data(item)
+    except (CkptError, MemoryError):
+        raise
+    # Pickling runs methods of the object's class, which can raise anything.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:300]
+        raise UsageError(
+            f"{item.index.fqn} cannot be pickled ({reason}): leave it out of the state, or put into it what "
+            "it is made of, such as its state_dict()"
+        ) from error
+    assert isinstance(record, io.BytesIO)
+    return record
+
+
+def _true(tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
+    """The tensor, if it has the shape that readers will take it to have."""
+    if item.tensor_data is not None and tensor.shape != item.tensor_data.chunk.sizes:
+        key = item.index.fqn
+        raise CheckpointError(
+            f"{key}: a shard has shape {list(tensor.shape)}, but by its tensor's shape and sharding it has "
+            f"{list(item.tensor_data.chunk.sizes)}: give the DTensor the parts that its placements call for",
+            code="keys.shape",
+            key=key,
+        )
+    return tensor
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,17 +22,18 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from os import PathLike
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from dcp.errors import AlreadyExistsError, NotFoundError, StorageError, UsageError
-from dcp.save.files import split, write_file
-from dcp.storage import Store, normalise_url, open_store
+from dcp.save.files import pickled, split, write_file
+from dcp.storage import Store, normalise_url, open_store, require_options, require_protocol
 
 METADATA = ".metadata"
 FORMAT_VERSION = "1.0.0"
@@ -59,7 +60,7 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
 
     def __init__(
         self,
-        url: str,
+        url: str | PathLike[str],
         overwrite: bool = False,
         *,
         files_per_rank: int | None = None,
@@ -69,25 +70,33 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """
         Args:
             url: where the checkpoint shall be; nothing is created yet.
-            overwrite: replace a committed step: its index is removed before anything else, its data once the
-                new index is there. Until then there must be room for both.
+            overwrite: replace a committed step: its index is removed before any data is written, its data
+                once the new index is there. Until then there must be room for both. An object that cannot be
+                pickled is found before that where one process saves, and where the planner is a
+                `CheckedSavePlanner`.
             files_per_rank: most files a rank writes, four at a time; 1 on local disk and 32 elsewhere if not
                 given. On a bucket each that is being written holds up to 80 MiB in memory.
-            cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one.
-            options: passed to the fsspec filesystem.
+            cache_staged_state_dict: keep the copy that ``async_save`` makes, for the next one. torch keeps
+                it in pinned memory, so this needs an accelerator: on a machine without one ``async_save``
+                fails.
+            options: passed to the fsspec filesystem; local paths have none.
 
         Raises:
-            UsageError: the URL or the number of files is not possible.
+            UsageError: the URL, the number of files or an option is not possible.
         """
         super().__init__(cache_staged_state_dict=cache_staged_state_dict)
         if files_per_rank is not None and not 1 <= files_per_rank <= _NUMBERS:
             raise UsageError(f"files_per_rank is {files_per_rank}; a rank writes 1 to {_NUMBERS} files")
         self.url = normalise_url(url)
+        require_protocol(self.url)
+        require_options(self.url, options, BucketWriter)
         self.overwrite = overwrite
         self.files_per_rank = files_per_rank or (REMOTE_FILES if "://" in self.url else 1)
         self._options = options
         self._rank_alone: int | None = None
+        self._committed: tuple[str, ...] = ()
         self._stale: tuple[str, ...] = ()
+        self._is_new = False
         self.save_id = uuid.uuid4().hex
 
     @property
@@ -108,7 +117,9 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """Begin a save of its own; to another place if one is given."""
         if checkpoint_id:
             self.url = normalise_url(str(checkpoint_id))
-        self._stale = ()
+            require_protocol(self.url)
+        self._committed = self._stale = ()
+        self._is_new = False
         self.save_id = uuid.uuid4().hex
 
     def storage_meta(self) -> StorageMeta:
@@ -129,7 +140,10 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
             AlreadyExistsError: a committed step is there and must not be replaced.
             StorageError: storage failed.
         """
-        self._clear(self._store())
+        store = self._store()
+        self._look(store)
+        if len(plans) != 1:
+            self._retire(store)
         first = self._rank_alone or 0
         return [dataclasses.replace(plan, storage_data=first + number) for number, plan in enumerate(plans)]
 
@@ -137,9 +151,16 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
         """Write this rank's files.
 
         Raises:
+            UsageError: an object cannot be pickled; where one process saves, the step that was to be replaced
+                is still there.
             StorageError: storage failed; no file that is not whole can be seen.
         """
         store = self._store()
+        if self._committed:
+            for item in plan.items:
+                if item.type == WriteItemType.BYTE_IO:
+                    pickled(planner, item)
+            self._retire(store)
         failed = threading.Event()
 
         def write(number: int, items: Sequence[Any]) -> list[WriteResult]:
@@ -200,7 +221,10 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
     def discard(self, names: Iterable[str]) -> None:
         """Remove data files of this save, which will not be committed, as far as storage lets it."""
         with suppress(StorageError):
-            self._remove(self._store(), names)
+            store = self._store()
+            self._remove(store, names)
+            if self._is_new:
+                store.prune()
 
     def _remove(self, store: Store, names: Iterable[str]) -> None:
         for name in sorted(names):
@@ -227,15 +251,14 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
     def _index_name(self) -> str:
         return METADATA if self._rank_alone is None else f"__{self._rank_alone}{METADATA}"
 
-    def _clear(self, store: Store) -> None:
-        """Refuse or remove what is committed here: the index first of all, so that nothing torn looks whole.
-
-        The data stays until this save is committed. Another one that is still running may have put it there,
-        and would commit an index of files that are gone.
-        """
+    def _look(self, store: Store) -> None:
+        """Note what is here, and refuse to replace what is committed unless that was asked for."""
+        self._committed = self._stale = ()
+        self._is_new = False
         try:
             names = [found.name for found in store.objects()]
         except NotFoundError:
+            self._is_new = True
             return
         indexes = [name for name in names if self._is_replaced(_INDEX.fullmatch(name))]
         if indexes and not self.overwrite:
@@ -244,9 +267,18 @@ class BucketWriter(BlockingAsyncStager, StorageWriter):
                 "overwrite=True",
                 self.url,
             )
-        for name in indexes:
-            store.remove(name)
+        self._committed = tuple(indexes)
         self._stale = tuple(name for name in names if self._is_replaced(_DATA.fullmatch(name)))
+
+    def _retire(self, store: Store) -> None:
+        """Take what is to be replaced out of use before data is written, so that nothing torn looks whole.
+
+        The data stays until this save is committed. Another one that is still running may have put it there,
+        and would commit an index of files that are gone.
+        """
+        for name in self._committed:
+            store.remove(name)
+        self._committed = ()
 
     def _is_replaced(self, found: re.Match[str] | None) -> bool:
         """Whether an object is part of what this save replaces: ranks that save alone replace their own."""

@@ -7,7 +7,8 @@ range of one; `fetch` reads many ranges in parallel and hands them out in order.
 """
 
 from dcp.storage.fetch import fetch
-from dcp.storage.opening import open_parent, open_store
+from dcp.storage.opening import open_parent, open_store, require_protocol
+from dcp.storage.options import require_options
 from dcp.storage.ranges import ByteRange, coalesce
 from dcp.storage.reading import open_reader
 from dcp.storage.store import ObjectInfo, Sink, Store
@@ -26,4 +27,6 @@ __all__ = [
     "open_parent",
     "open_reader",
     "open_store",
+    "require_options",
+    "require_protocol",
 ]

@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from dcp.errors import ForbiddenError, UsageError
+
 TEMPORARY = ".partial-"
 """Marks names of files that are still being written; listings leave them out."""
 
@@ -38,7 +40,8 @@ def partial_file(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     The lock lasts until the file is closed, so whatever moves it to its place must happen within.
     """
     make_directory(path.parent)
-    name, file = _locked(path)
+    with _told_apart(path.parent, "file"):
+        name, file = _locked(path)
     try:
         yield name, file
     finally:
@@ -50,8 +53,25 @@ def make_directory(directory: Path) -> None:
     """A durable directory, and those above it, where there is none."""
     if not directory.is_dir():
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        with _told_apart(directory.parent, "directory"):
+            directory.mkdir(exist_ok=True)
         sync_directory(directory.parent)
+
+
+@contextmanager
+def _told_apart(directory: Path, what: str) -> Iterator[None]:
+    """The kernel's words for what cannot be made in ``directory`` are those for other things too."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(
+            f"{error.filename} is a file: name a directory, or what does not exist yet"
+        ) from error
+    except FileNotFoundError as error:
+        # As /proc has it, where nothing can be made.
+        if directory.is_dir():
+            raise ForbiddenError(f"no {what} can be made in {directory}", str(directory)) from error
+        raise
 
 
 def sync_directory(directory: Path) -> None:

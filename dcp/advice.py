@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dcp.errors import (
     AlreadyExistsError,
+    BusyError,
     ChangedError,
     CkptError,
     DamagedUploadError,
@@ -18,6 +19,7 @@ from dcp.errors import (
     PickleError,
     ResourceError,
     SettingsError,
+    SourceFileError,
     StorageError,
     UnreachableError,
     UsageError,
@@ -87,11 +89,18 @@ _CODES: dict[Code, str] = {
     "export.skipped-object": "The format cannot hold it.",
     "export.list-gap": "A list cannot begin or go on without its items. Take the whole list, or none of it: "
     "ckpt export --include GLOB {url} DEST",
+    "publish.foreign": "What is not the step's is on the publisher's word; tensors under its names must be "
+    "its own. Publish it under the step it came from, or export this one: ckpt export {url} DEST",
     "manifest.damaged": "Do not load what it lists. Restore manifest.json from the bucket's object versions, "
     "or point the alias at another step: ckpt publish --alias latest PUBLISHED_URL",
 }
 
 _ERRORS: tuple[tuple[type[CkptError], str], ...] = (
+    (
+        SourceFileError,
+        "Nothing was imported, and nothing of the file was run. Compare its size or checksum with the "
+        "original's and copy it again, or write it anew with torch.save.",
+    ),
     (SettingsError, "Correct the setting and run the command again."),
     (NotFoundError, "Check the spelling; see what is there with your storage tool's ls."),
     (AlreadyExistsError, "Choose another name, or look at what is there first."),
@@ -100,12 +109,16 @@ _ERRORS: tuple[tuple[type[CkptError], str], ...] = (
         "Check this machine's credentials (gcloud auth application-default login, AWS_PROFILE).",
     ),
     (OutOfSpaceError, "Free space or choose another destination; nothing half-written was left behind."),
+    (BusyError, "Wait until the other one has finished, or choose another destination."),
     (
         DamagedUploadError,
         "Nothing of it was kept. Run the command again; if it happens again, look at proxies on the way.",
     ),
     (UnreachableError, "Nothing is known of the checkpoint. Check network and endpoint, then run it again."),
-    (ResourceError, "Choose a smaller --memory-budget or a larger machine."),
+    (
+        ResourceError,
+        "Nothing was written. What an export takes, and what there is here: ckpt export --plan {url} DEST",
+    ),
     (ChangedError, "Somebody is writing to it. Wait for the save to finish and run it again."),
     (PickleError, "Nothing was executed. Find every such record: ckpt validate --scrub {url}"),
     (UsageError, "See the command's --help."),

@@ -9,6 +9,7 @@
     │   ├── MetadataError           `.metadata` cannot be used
     │   ├── PickleError             a pickle outside the closed language
     │   ├── RecordError             one record cannot be decoded
+    │   ├── SourceFileError         a file that is to become a checkpoint cannot be used
     │   ├── NotLoadableError        findings forbid what was asked; carries them
     │   │   └── StateMismatchError  a checkpoint does not fit the state dict it was to be loaded into
     │   └── ChangedError            the bytes changed while they were being read
@@ -20,6 +21,7 @@
             ├── AlreadyExistsError (FileExistsError)
             ├── ForbiddenError (PermissionError)
             ├── OutOfSpaceError
+            ├── BusyError
             ├── DamagedUploadError
             └── UnreachableError (ConnectionError)
 
@@ -106,6 +108,10 @@ class RecordError(CheckpointError):
     """One record's bytes do not hold what the index says."""
 
 
+class SourceFileError(CheckpointError):
+    """A file that was to be imported is damaged or holds what is not taken; the message names it."""
+
+
 class NotLoadableError(CheckpointError):
     """What was asked cannot be done because of ``findings``."""
 
@@ -171,6 +177,10 @@ class ForbiddenError(StorageError, PermissionError):
 
 class OutOfSpaceError(StorageError):
     """The disk or quota is full."""
+
+
+class BusyError(StorageError):
+    """Somebody else is writing to the same place."""
 
 
 class DamagedUploadError(StorageError):

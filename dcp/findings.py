@@ -55,6 +55,7 @@ Code = Literal[
     "export.skipped-object",
     "export.list-gap",
     "manifest.damaged",
+    "publish.foreign",
 ]
 CODES: tuple[Code, ...] = get_args(Code)
 
@@ -71,6 +72,7 @@ SEVERITY: dict[Code, Severity] = {
     "values.norm-jump": "warning",
     "export.dropped-empty": "warning",
     "export.unsafe-object": "warning",
+    "publish.foreign": "warning",
     "export.skipped-object": "warning",
     "export.list-gap": "warning",
 }

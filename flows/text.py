@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import isfinite
 
+from dcp.sizes import human_bytes as human_bytes
+
 _LONGEST_NAME = 200
 _FAILED = {
     "validate": "validate-failed",
@@ -15,7 +17,6 @@ _FAILED = {
     "export": "export-failed",
     "publish": "publish-failed",
 }
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def inert(text: str, limit: int | None = None) -> str:
@@ -42,15 +43,6 @@ def _escape(char: str) -> str:
         return known
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def human_bytes(count: float) -> str:
-    """``1.5 MiB`` for 1572864 bytes."""
-    unit = 0
-    while abs(count) >= 1023.95 and unit < len(_BYTE_UNITS) - 1:
-        count /= 1024
-        unit += 1
-    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {_BYTE_UNITS[unit]}"
 
 
 def human_seconds(seconds: float) -> str:

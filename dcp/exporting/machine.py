@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dcp.errors import ResourceError
+from dcp.sizes import human_bytes
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -24,6 +25,12 @@ def memory_left(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     left = [] if system is None else [system << 10]
     left += _left_in_cgroups(proc, cgroups)
     return max(0, min(left)) if left else None
+
+
+def memory_to_be_had() -> int | None:
+    """Bytes of memory that this process may take in all, what it takes now included; as `memory_left`."""
+    left = memory_left()
+    return None if left is None else left + memory_used()
 
 
 def peak_memory() -> int:
@@ -67,14 +74,25 @@ def require_room(memory: int, disk: int, dest: str) -> None:
 def shortfalls(memory: int, disk: int, dest: str) -> list[str]:
     """What the machine lacks for an export, with both numbers; arguments as for `require_room`."""
     found = []
-    left = memory_left()
-    needed = memory - memory_used()
-    if left is not None and needed > left:
-        found.append(f"{needed} bytes of memory are needed and {left} are available; lower --memory-budget")
+    available = memory_to_be_had()
+    if available is not None and memory > available:
+        found.append(
+            f"{_both(memory, available)} of memory are needed and {human_bytes(available)} can be had; "
+            f"lower --memory-budget, or take a larger machine"
+        )
     free = disk_left(dest)
     if free is not None and disk > free:
-        found.append(f"{dest} needs {disk} bytes of disk and {free} are free; write elsewhere")
+        found.append(
+            f"{dest} needs {_both(disk, free)} of disk and {human_bytes(free)} are free; "
+            f"free some, or write elsewhere"
+        )
     return found
+
+
+def _both(needed: int, there: int) -> str:
+    """What is needed, and by how much that is more, where both would read alike."""
+    text = human_bytes(needed)
+    return text if text != human_bytes(there) else f"{text} ({needed - there:,} bytes more)"
 
 
 def _left_in_cgroups(proc: Path, cgroups: Path) -> Iterator[int]:

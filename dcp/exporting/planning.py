@@ -42,14 +42,18 @@ from dcp.exporting.torch_file import archive_name_for, plan_torch_file
 from dcp.findings import Finding, errors_of
 from dcp.index import Entry, TensorEntry
 from dcp.record import Record
+from dcp.sizes import human_bytes, mebibytes
 from dcp.storage import normalise_url, open_parent
 from dcp.storage.uploads import UPLOAD_MEMORY
+from dcp.storage.urls import split_protocol
 
 MEMORY_BUDGET = 512 << 20
 """Default bound on the process's memory, in bytes."""
 
 _SMALLEST_BAND = 64 << 10
 _PROCESS = 96 << 20
+_FSSPEC = 112 << 20
+"""What S3's packages take, and the answers that they hold; so do other filesystems of fsspec."""
 _TORCH = 300 << 20
 _CAST_BUFFERS = 8
 """Bands that a cast may hold: an element can become eight times as wide."""
@@ -132,7 +136,7 @@ def plan_export(
         format=format,
         files=files,
         memory=memory,
-        memory_available=machine.memory_left(),
+        memory_available=machine.memory_to_be_had(),
         disk=disk,
         disk_free=machine.disk_left(normalise_url(dest)),
         refusals=machine.shortfalls(memory, disk, normalise_url(dest)),
@@ -308,6 +312,8 @@ def memory_of(
     fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + _index_memory(checkpoint, chosen, threads)
     if "://" in dest:
         fixed += UPLOAD_MEMORY
+    if any(split_protocol(url)[0] not in ("file", "gs", "gcs") for url in (checkpoint.url, dest)):
+        fixed += _FSSPEC
     if dtype is not None and dtype not in get_args(CastDtype):
         raise UsageError(f"{dtype} is no type to cast to; use one of {', '.join(get_args(CastDtype))}")
     types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}
@@ -317,7 +323,10 @@ def memory_of(
     band = min(REMOTE_BAND if remote else LOCAL_BAND, (budget - fixed) // buffers)
     if band < _SMALLEST_BAND:
         needed = fixed + buffers * _SMALLEST_BAND
-        raise ResourceError(f"a memory budget of {budget} bytes is too small; at least {needed} are needed")
+        raise ResourceError(
+            f"a memory budget of {human_bytes(budget)} is too small for this export; "
+            f"give at least --memory-budget {mebibytes(needed)}"
+        )
     return threads, band, fixed + buffers * band
 
 

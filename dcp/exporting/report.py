@@ -72,7 +72,7 @@ class ExportPlan(Report):
     memory: int
     """Peak memory of the process, in bytes."""
     memory_available: int | None = None
-    """Bytes that the machine, or a cgroup's limit, has left for it; None where that cannot be known."""
+    """Bytes that the process may take in all, by the machine and its cgroups; None where that is unknown."""
     disk: int
     """Bytes at the destination while writing and afterwards."""
     disk_free: int | None = None

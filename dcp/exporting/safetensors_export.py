@@ -128,9 +128,18 @@ class SafetensorsExport:
             progress: told about bytes.
         """
         directory = self.shards[0].name.rpartition("/")[0]
+        if not directory:
+            self._write(store, "", finished, progress)
+            return
+        require_directory(store, directory)
+        with store.claimed(directory):
+            self._write(store, directory, finished, progress)
+
+    def _write(
+        self, store: Store, directory: str, finished: Callable[[], None], progress: Progress | None
+    ) -> None:
         index = index_of(self.shards, self._metadata)
         if directory:
-            require_directory(store, directory)
             store.child(directory).sweep()
         standing = bool(directory) and holds_exactly(store, f"{directory}/{INDEX}", index)
         try:
@@ -151,10 +160,12 @@ class SafetensorsExport:
 
     def write_alone(self, store: Store, *, finished: Callable[[], None]) -> None:
         """Write the shards and no index, which is left to whoever knows that all others stand too."""
+        directory = self.shards[0].name.rpartition("/")[0]
         try:
-            self._write_shards(store, "", False, finished, None)
-            for shard in self.shards:
-                self._check(store, shard)
+            with store.claimed(directory, shared=True):
+                self._write_shards(store, "", False, finished, None)
+                for shard in self.shards:
+                    self._check(store, shard)
         except BaseException:
             for name in self._visible:
                 discard(store, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +11,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from dcp.errors import NotFoundError, UsageError
+from dcp.errors import BusyError, NotFoundError, UsageError
 from dcp.storage.faults import calling, translate
-from dcp.storage.partial import TEMPORARY, partial_file, sweep, sync_directory
+from dcp.storage.partial import TEMPORARY, make_directory, partial_file, sweep, sync_directory
 from dcp.storage.store import ObjectInfo, Sink, Store, truncated
 
 
@@ -153,6 +154,26 @@ class LocalStore(Store):
         except OSError as error:
             raise translate(error, str(path)) from error
 
+    @contextmanager
+    def claimed(self, name: str, *, shared: bool = False) -> Iterator[None]:
+        """The directory is made, and locked; if nothing is in it in the end it goes again."""
+        path = self._path(name)
+        made = not path.is_dir()
+        try:
+            make_directory(path)
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise translate(error, str(path)) from error
+        try:
+            _lock(handle, path, shared)
+            yield
+        finally:
+            if made:
+                # It stays where anything has been put into it.
+                with suppress(OSError):
+                    path.rmdir()
+            os.close(handle)
+
     def sweep(self) -> None:
         sweep(self.root)
 
@@ -165,6 +186,16 @@ class LocalStore(Store):
             # One that is not empty, or that somebody else removed, is left as it is.
             with suppress(OSError):
                 Path(directory).rmdir()
+
+
+def _lock(handle: int, path: Path, shared: bool) -> None:
+    try:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(f"somebody else is writing to {path}", str(path)) from None
+    except OSError:
+        # Where there are no locks, as on some network filesystems, nobody is kept out.
+        return
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,16 @@ class Store(ABC):
     """fsspec options the store was opened with."""
     holds_writers: bool = False
     """Whether unfinished writers take no memory, so that many objects can be kept back to appear together."""
+
+    def claimed(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:
+        """Keep the prefix ``name`` for one writer, or for those who share it, until the block ends.
+
+        A store that cannot tell who else is writing keeps nobody out.
+
+        Raises:
+            BusyError: somebody else has it.
+        """
+        return nullcontext()
 
     @abstractmethod
     def child(self, name: str) -> Store:

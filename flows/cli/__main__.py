@@ -1,5 +1,5 @@
 """``python -m flows.cli``: the command where the console script is not on the path."""
 
-from flows.cli.entry import main
+from flows.cli import main
 
 main()

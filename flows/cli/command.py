@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.failures import INTERRUPTED, OUTPUT_CLOSED, failure_of
+from flows.cli.ending import EndedError, ended_in_order
+from flows.cli.failures import INTERRUPTED, OUTPUT_CLOSED, SIGNALLED, failure_of
 from flows.cli.output import Output, OutputClosedError
 from flows.text import inert
 
@@ -70,8 +71,12 @@ def guarded(body: Body, out: Output, given: dict[str, Any]) -> int:
     """Call ``body(out, **given)``; the exit code, whatever happens in it."""
     _quieten(out.debug)
     try:
-        code = body(out, **given)
-        out.flush()
+        with ended_in_order():
+            code = body(out, **given)
+            out.flush()
+    except EndedError as ended:
+        out.interrupted()
+        return SIGNALLED + ended.number
     except KeyboardInterrupt:
         out.interrupted()
         return INTERRUPTED

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
+from flows.cli import commands  # noqa: F401 - registers them
 from flows.cli.command import abandon_stdout, app
 from flows.cli.failures import FINE, OUTPUT_CLOSED, usage_failure
 from flows.cli.output import Output

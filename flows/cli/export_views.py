@@ -23,7 +23,7 @@ def show_plan(out: Output, plan: ExportPlan) -> None:
             ("keys", f"{plan.keys:,}, {plural(plan.tensors, 'tensor')} among them"),
             ("read", f"{human_bytes(plan.bytes)} in {where}"),
             ("disk", _of(plan.disk, plan.disk_free, "free")),
-            ("memory", _of(plan.memory, plan.memory_available, "available")),
+            ("memory", _of(plan.memory, plan.memory_available, "to be had")),
             (
                 "time",
                 f"about {human_seconds(plan.seconds)} at {human_bytes(plan.rate)}/s ({measured})",

@@ -25,6 +25,8 @@ FINE = 0
 FAULTY = 1
 USAGE = 2
 ENVIRONMENT = 3
+SIGNALLED = 128
+"""What shells add to the number of the signal that ended a command."""
 INTERRUPTED = 130
 """As shells report a command that SIGINT ended."""
 OUTPUT_CLOSED = 141

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from dcp.errors import ResourceError
 from dcp.exporting import export, machine, plan_export
+from dcp.sizes import human_bytes
 
 
 def write(root: Path, **files: str) -> None:
@@ -78,12 +80,19 @@ def test_what_cannot_be_done_is_refused_with_both_numbers(
     assert plan.memory_available
     assert plan.disk_free
     monkeypatch.setattr(machine, "disk_left", lambda _: plan.disk - 1)
-    with pytest.raises(ResourceError, match=rf"needs {plan.disk} bytes of disk and {plan.disk - 1} are free"):
+    with pytest.raises(ResourceError, match=r"needs .* \(1 bytes more\) of disk and .* are free"):
         export(step, out, format=format)  # type: ignore[arg-type]
     monkeypatch.undo()
     monkeypatch.setattr(machine, "memory_used", lambda: 0)
     monkeypatch.setattr(machine, "memory_left", lambda: 12345)
-    with pytest.raises(ResourceError, match=rf"{plan.memory} bytes of memory are needed and 12345 are"):
+    needed = re.escape(human_bytes(plan.memory))
+    with pytest.raises(ResourceError, match=rf"{needed} of memory are needed and 12\.1 KiB can be had"):
         export(step, out, format=format)  # type: ignore[arg-type]
     assert plan_export(step, out, format=format).memory_available == 12345  # type: ignore[arg-type]
+    # What is to be had is held against the whole of what is needed, in the plan as in the refusal.
+    for used, refused in ((0, True), (plan.memory - 12345, False)):
+        monkeypatch.setattr(machine, "memory_used", lambda used=used: used)
+        again = plan_export(step, out, format=format)  # type: ignore[arg-type]
+        assert bool(again.refusals) == refused
+        assert again.memory_available == 12345 + used
     assert not list(tmp_path.iterdir())

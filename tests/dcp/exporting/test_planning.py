@@ -16,6 +16,7 @@ import dcp
 from dcp.errors import UsageError
 from dcp.exporting import export, machine, plan_export
 from dcp.safetensors_file import read_header
+from dcp.sizes import human_bytes
 from dcp.storage import open_store
 from tests.dcp.exporting.test_export import EXPORTABLE
 from tests.support.golden import Golden
@@ -140,7 +141,8 @@ def test_what_the_machine_lacks_is_in_the_plan(
     monkeypatch.setattr(machine, "memory_left", lambda: 9)
     plan = plan_export(step, out)
     assert [
-        f"{plan.memory} bytes of memory are needed and 9 are available; lower --memory-budget",
-        f"{out} needs {plan.disk} bytes of disk and 7 are free; write elsewhere",
+        f"{human_bytes(plan.memory)} of memory are needed and 9 B can be had; "
+        "lower --memory-budget, or take a larger machine",
+        f"{out} needs {human_bytes(plan.disk)} of disk and 7 B are free; free some, or write elsewhere",
     ] == plan.refusals
     assert json.loads(plan.model_dump_json())["refusals"] == plan.refusals

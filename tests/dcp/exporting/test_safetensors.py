@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dcp.errors import ChangedError, EnvironmentFault, StorageError, UsageError
+from dcp.errors import BusyError, ChangedError, EnvironmentFault, StorageError, UsageError
 from dcp.exporting import export, plan_export
 from dcp.exporting.certificate import certify
 from dcp.exporting.safetensors_layout import INDEX
@@ -295,3 +295,36 @@ def test_transformers_loads_it(tmp_path: Path) -> None:
     tokens, logits = torch.load(tmp_path / "logits.pt", weights_only=True)
     with torch.no_grad():
         assert torch.equal(model.eval()(input_ids=tokens).logits, logits)
+
+
+def test_two_at_once_into_one_directory(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """The one that came first wins; the other is told, and breaks nothing."""
+    step, dest = str(golden("torch_fsdp_tp_2x2")), str(tmp_path / "hf")
+    refused: list[BusyError] = []
+
+    def another(_done: int, _total: int) -> None:
+        if not refused:
+            with pytest.raises(BusyError, match="somebody else is writing to") as raised:
+                export(step, dest, format="safetensors", max_shard_size=4096)
+            refused.append(raised.value)
+
+    report = export(step, dest, format="safetensors", max_shard_size=2048, progress=another)
+    assert refused
+    assert refused[0].exit_code == 3
+    assert {f"hf/{path.name}" for path in (tmp_path / "hf").iterdir()} == {file.name for file in report.files}
+    assert export(step, dest, format="safetensors").ok, "and nothing stays locked"
+
+
+def test_a_failure_leaves_no_empty_directory(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:
+    step = golden_copy("torch_fsdp_tp_2x2")
+
+    def touch(_done: int, _total: int) -> None:
+        os.utime(step / "__0_0.distcp")
+
+    with pytest.raises(ChangedError):
+        export(str(step), str(tmp_path / "hf"), format="safetensors", progress=touch)
+    assert not (tmp_path / "hf").exists()
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ChangedError):
+        export(str(step), str(tmp_path / "mine"), format="safetensors", progress=touch)
+    assert (tmp_path / "mine").is_dir(), "one that was there before stays"

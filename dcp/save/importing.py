@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -31,7 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from dcp.boxes import Box
 from dcp.dtypes import ITEMSIZE
-from dcp.errors import UsageError
+from dcp.errors import CheckpointError, SourceFileError, UsageError
 from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Report
@@ -118,8 +119,8 @@ def import_torch_save(
     Raises:
         UsageError: ``ranks`` is out of range, a glob of ``whole`` meets no tensor, the file holds
             no dict, or two values have one key.
-        CheckpointError: the file is damaged or asks for a class that is not taken; nothing is left then, and
-            a checkpoint that was to be replaced is still there.
+        SourceFileError: the file is damaged or asks for a class that is not taken; nothing is left at ``url``
+            then, and a checkpoint that was to be replaced is still there.
         AlreadyExistsError: a committed checkpoint is there.
         StorageError: storage failed; no checkpoint can be seen then.
     """
@@ -127,7 +128,7 @@ def import_torch_save(
     layout = Layout(fsdp=ranks)
     writer = BucketWriter(url, overwrite, **options)
     store = open_store(writer.url, **options)
-    with TorchSource(path, allow_pickle=allow_pickle) as source:
+    with _named(path), TorchSource(path, allow_pickle=allow_pickle) as source:
         require_distinct(leaf.path for leaf in source.leaves)
         metadata, items = _plan(source.leaves, layout, _matching(source.leaves, whole))
         if overwrite and store.exists(METADATA):
@@ -168,6 +169,17 @@ def import_torch_save(
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
     )
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """What is wrong with a file that is imported is told as that, by the file's name."""
+    try:
+        yield
+    except CheckpointError as error:
+        said = str(error) if path in str(error) else f"{path}: {error}"
+        detail = {name: value for name, value in error.detail.items() if name != "file"}
+        raise SourceFileError(said, code=error.code, key=error.key, file=path, **detail) from error
 
 
 def _matching(leaves: Sequence[Leaf], globs: Sequence[str]) -> Set[str]:

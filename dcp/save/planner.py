@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,8 @@ from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, UsageError
 from dcp.rank_keys import split_rank_key
-from dcp.save.digests import LIMIT, digest_of
+from dcp.save.digests import LIMIT, digest_of, digest_of_record
+from dcp.save.files import pickled
 from dcp.save.shared import (
     Divergence,
     Local,
@@ -53,6 +54,12 @@ class CheckedSavePlanner(DefaultSavePlanner):
     ["rng"])`` gives each rank its own one back, into ``rng`` of its state, where as many ranks load as saved,
     and refuses where they are more or fewer. Ranks count within the group that saves.
 
+    What could not be saved is refused before anything is written, and so before a step that is to be replaced
+    is touched: objects that cannot be pickled, and shards that are not what their DTensor says of them.
+
+    With ``save(use_collectives=False)`` no rank sees another one's plan, so nothing is compared; all ranks
+    but the coordinator warn of that.
+
     Plans are never cached: torch keeps its cached plans in the class, where checkpointers share them.
     """
 
@@ -73,7 +80,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
                 of a shard that differ are an error for ``"split"`` too: a part of a tensor can have no key
                 of its own, and which of them is right nobody can say but you.
             per_rank: globs of flattened keys whose values always get a key for every rank. Sharded tensors
-                are left as they are.
+                are left as they are. One that meets nothing is warned of.
             dedup_save_to_lowest_rank: let the lowest rank write what several hold; otherwise it is dealt out
                 so that all ranks write about the same number of bytes.
             digest_limit: bytes of a value or shard that are hashed. Of larger ones evenly spaced blocks are
@@ -117,18 +124,30 @@ class CheckedSavePlanner(DefaultSavePlanner):
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """This rank's plan, with digests of what other ranks may hold too."""
+        """This rank's plan, with digests of what other ranks may hold too.
+
+        Raises:
+            UsageError: an object cannot be pickled.
+            CheckpointError: a shard has another shape than its tensor says.
+        """
         plan = super().create_local_plan()
+        self._require_true_shards(plan)
         whole = {
             item.index.fqn
             for item in plan.items
             if item.type != WriteItemType.SHARD or _is_replicated(self.state_dict[item.index.fqn])
         }
         digests: dict[MetadataIndex, bytes] = {}
-        for item in plan.items if _ranks() > 1 else ():
+        for item in plan.items:
             key = item.index.fqn
-            if not (key in whole and self._is_per_rank(key)) and _may_be_elsewhere(self.state_dict[key]):
-                digest = digest_of(self.lookup_object(item.index), self.digest_limit)
+            record = pickled(self, item) if item.type == WriteItemType.BYTE_IO else None
+            if _ranks() == 1 or (key in whole and self._is_per_rank(key)):
+                continue
+            if _may_be_elsewhere(self.state_dict[key]):
+                if record is None:
+                    digest = digest_of(self.lookup_object(item.index), self.digest_limit)
+                else:
+                    digest = digest_of_record(record.getvalue(), self.digest_limit)
                 if digest is not None:
                     digests[item.index] = digest
         paths = self.mappings if self.flatten_state_dict else {}
@@ -142,8 +161,15 @@ class CheckedSavePlanner(DefaultSavePlanner):
             CheckpointError: ranks do not agree on a value, a key or a tensor's chunks.
             UsageError: a key for a rank's own value is taken.
         """
+        if len(all_plans) < _ranks() and not self.is_coordinator:
+            warnings.warn(
+                f"with use_collectives=False nothing is compared between the {_ranks()} ranks: values that "
+                "differ between them go unnoticed",
+                stacklevel=2,
+            )
         told: list[Local] = [plan.planner_data for plan in all_plans]
         apart = {key for local in told for key in local.whole if self._is_per_rank(key)}
+        self._warn_of_idle(apart, {item.index.fqn for plan in all_plans for item in plan.items})
         found = divergences(all_plans, told)
         if self.on_divergence == "split":
             apart |= {divergence.key for divergence in found if divergence.box is None}
@@ -170,6 +196,46 @@ class CheckedSavePlanner(DefaultSavePlanner):
 
     def _is_per_rank(self, key: str) -> bool:
         return any(fnmatchcase(key, pattern) for pattern in self.per_rank)
+
+    def _require_true_shards(self, plan: SavePlan) -> None:
+        """Every shard is what the index will say of it.
+
+        torch works out from a DTensor's shape, mesh and placements which part a rank has, and does not look.
+
+        Raises:
+            CheckpointError: one is not; names all such keys.
+        """
+        wrong: dict[str, str] = {}
+        for item in plan.items:
+            key, data = item.index.fqn, item.tensor_data
+            # What makes its own items without being a tensor can be looked up only by who knows it.
+            if data is None or not isinstance(self.state_dict[key], torch.Tensor):
+                continue
+            shape = self.lookup_object(item.index).shape
+            if shape != data.chunk.sizes:
+                wrong[key] = (
+                    f"{key}: the shard of rank {_rank()} has shape {list(shape)}, but by its shape, mesh and "
+                    f"placements the DTensor has {list(data.chunk.sizes)} there"
+                )
+        if wrong:
+            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            raise CheckpointError(
+                f"{'; '.join(list(wrong.values())[:_SHOWN])}{more}. Make such a DTensor with "
+                "distribute_tensor, or give DTensor.from_local the parts that its placements call for",
+                code="keys.shape",
+                key=next(iter(wrong)),
+            )
+
+    def _warn_of_idle(self, whole: Set[str], keys: Set[str]) -> None:
+        """Patterns of ``per_rank`` that meet no value, which is more likely a slip than meant."""
+        for pattern in self.per_rank:
+            if not any(fnmatchcase(key, pattern) for key in whole):
+                sharded = sorted(key for key in keys if fnmatchcase(key, pattern))
+                met = f"only sharded tensors, such as {sharded[0]}" if sharded else "no key of the state"
+                warnings.warn(
+                    f"per_rank pattern {pattern!r} meets {met}: nothing is saved per rank for it",
+                    stacklevel=3,
+                )
 
     def _tell(self, found: Sequence[Divergence]) -> None:
         keys = "; ".join(map(str, found[:_SHOWN]))
@@ -216,6 +282,10 @@ def _may_be_elsewhere(value: Any) -> bool:
 def _ranks() -> int:
     """Ranks of the job."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _rank() -> int:
+    return distributed.get_rank() if _ranks() > 1 else 0
 
 
 def _numbers(plans: int) -> Sequence[int]:

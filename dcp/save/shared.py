@@ -23,6 +23,9 @@ from dcp.findings import Code
 from dcp.rank_keys import rank_key
 from dcp.save.files import size_of
 
+_SIDES = 8
+"""Groups of ranks that an error lists one by one."""
+
 Path = tuple[Any, ...]
 """Where a value stands in the nested state: names and list positions."""
 
@@ -47,20 +50,29 @@ class Divergence:
     key: str
     groups: tuple[tuple[int, ...], ...]
     """Ranks that agree with each other, the group of the lowest rank first."""
+    kinds: tuple[str, ...]
+    """What each group holds, in words: an object, or a tensor of some shape and dtype."""
     box: Box | None = None
     """Where it is a shard that has replicas: which part of the tensor."""
 
     def __str__(self) -> str:
-        sides = " and ".join(_ranks(group) for group in self.groups[:3])
-        more = f" and {len(self.groups) - 3} more sides" if len(self.groups) > 3 else ""
+        # One that is left is as short to name as to count.
+        shown = len(self.groups) if len(self.groups) <= _SIDES + 1 else _SIDES
+        sides = [_ranks(group) for group in self.groups[:shown]]
+        said = " differs between "
+        if len(set(self.kinds)) > 1:
+            sides = [f"{kind} on {side}" for kind, side in zip(self.kinds, sides, strict=False)]
+            said = " is "
+        if rest := sorted(rank for group in self.groups[shown:] for rank in group):
+            sides.append(f"{len(self.groups) - shown} more sides ({_ranks(rest)})")
         part = "" if self.box is None else str(self.box)
-        return f"{self.key}{part} differs between {sides}{more}"
+        return f"{self.key}{part}{said}{' and '.join(sides)}"
 
 
 def divergences(plans: Sequence[SavePlan], locals_: Sequence[Local]) -> list[Divergence]:
     """What is not the same on all ranks that hold it."""
     sides: dict[MetadataIndex | str, dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
-    items: dict[MetadataIndex | str, WriteItem] = {}
+    items: dict[MetadataIndex | str, dict[bytes, WriteItem]] = defaultdict(dict)
     for rank, (plan, local) in enumerate(zip(plans, locals_, strict=True)):
         for item in plan.items:
             digest = local.digests.get(item.index)
@@ -68,12 +80,13 @@ def divergences(plans: Sequence[SavePlan], locals_: Sequence[Local]) -> list[Div
                 # A tensor on one rank and an object on another differ too.
                 place = item.index.fqn if item.index.fqn in local.whole else item.index
                 sides[place][digest].append(rank)
-                items[place] = item
+                items[place].setdefault(digest, item)
     return [
         Divergence(
-            items[place].index.fqn,
+            place if isinstance(place, str) else place.fqn,
             tuple(map(tuple, found.values())),
-            None if isinstance(place, str) else _box(items[place]),
+            tuple(_kind(items[place][digest]) for digest in found),
+            None if isinstance(place, str) else _box(next(iter(items[place].values()))),
         )
         for place, found in sides.items()
         if len(found) > 1

@@ -75,7 +75,7 @@ class TorchSource:
             allow_pickle: take classes that are not known to be harmless too. They are copied, never run.
 
         Raises:
-            UsageError: the path is a URL, or the file holds no dict.
+            UsageError: the path is a URL or a directory, or the file holds no dict.
             StorageError: the file cannot be read.
             CheckpointError: it is no `torch.save` file, is damaged, or holds a pickle that is not taken.
         """
@@ -296,7 +296,10 @@ class TorchSource:
 
 
 def _open(path: str) -> BinaryIO:
-    return FilePath(path).expanduser().open("rb")
+    place = FilePath(path).expanduser()
+    if place.is_dir():
+        raise UsageError(f"{path} is a directory: name the file in it that torch.save wrote")
+    return place.open("rb")
 
 
 def mapping_of(value: Value) -> list[tuple[Value, Value]] | None:

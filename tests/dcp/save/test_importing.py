@@ -2,11 +2,12 @@
 
 import os
 import pickle
+import re
 import struct
+import sys
 import uuid
 import zipfile
 from collections import OrderedDict, defaultdict
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from isal import isal_zlib
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import dcp
-from dcp.errors import AlreadyExistsError, CheckpointError, NotFoundError, UsageError
+from dcp.advice import advice_for
+from dcp.errors import AlreadyExistsError, CheckpointError, NotFoundError, SourceFileError, UsageError
 from dcp.layout import Layout
 from dcp.save import import_torch_save
 from tests.dcp.load.expectations import Sabotage, same_bits
@@ -150,11 +152,12 @@ def test_damage_anywhere_leaves_no_checkpoint(
     tmp_path: Path, place: str, state: dict[str, Any], entry: str
 ) -> None:
     path = damaged(Path(write(state, tmp_path / "in.pt")), entry)
-    with pytest.raises(CheckpointError, match=r"CRC") as caught:
+    with pytest.raises(SourceFileError, match=rf"{re.escape(path)}: .*CRC") as caught:
         import_torch_save(path, place, 3)
-    assert caught.value.code == "records.corrupt"
-    with suppress(NotFoundError):
-        assert names(place) == []
+    assert (caught.value.code, caught.value.file) == ("records.corrupt", path)
+    assert "ckpt" not in advice_for(caught.value, place)
+    with pytest.raises(NotFoundError):
+        names(place)
 
 
 def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
@@ -162,9 +165,18 @@ def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
     content = path.read_bytes()
     for size in (0, 3, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
-        with pytest.raises(CheckpointError):
+        with pytest.raises(SourceFileError, match=re.escape(str(path))):
             import_torch_save(str(path), str(tmp_path / "step"))
     assert not (tmp_path / "step").exists()
+
+
+def test_a_directory_that_was_there_stays(tmp_path: Path) -> None:
+    place = tmp_path / "step"
+    place.mkdir()
+    path = damaged(Path(write({"w": torch.arange(1000.0)}, tmp_path / "in.pt")))
+    with pytest.raises(SourceFileError):
+        import_torch_save(path, str(place))
+    assert list(place.iterdir()) == []
 
 
 def test_damage_does_not_cost_the_checkpoint_that_was_to_be_replaced(tmp_path: Path) -> None:
@@ -359,7 +371,7 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     place = str(tmp_path / "step")
     with pytest.raises(UsageError, match="does not hold a dict"):
         import_torch_save(write(torch.ones(2), tmp_path / "t.pt"), place)
-    with pytest.raises(UsageError, match=r"both be saved as a\.b"):
+    with pytest.raises(UsageError, match=r"state\['a'\]\['b'\] and state\['a\.b'\]"):
         import_torch_save(write({"a": {"b": 1}, "a.b": 2}, tmp_path / "d.pt"), place)
     with pytest.raises(UsageError, match=r"a key like 'none\.\*'"):
         import_torch_save(write({"w": torch.ones(2)}, tmp_path / "w.pt"), place, whole=["none.*"])
@@ -371,6 +383,18 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
         import_torch_save("gs://bucket/x.pt", place)
     with pytest.raises(NotFoundError):
         import_torch_save(str(tmp_path / "absent.pt"), place)
+    with pytest.raises(UsageError, match="is a directory: name the file"):
+        import_torch_save(str(tmp_path), place)
+    nested: Any = 1
+    for _ in range(3000):
+        nested = (nested,)
+    sys.setrecursionlimit(20_000)
+    try:
+        deep = write({"deep": nested}, tmp_path / "deep.pt")
+    finally:
+        sys.setrecursionlimit(1000)
+    with pytest.raises(SourceFileError, match=r"deep\.pt: the pickle nests deeper"):
+        import_torch_save(deep, place)
     torch.save({"w": 1}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(CheckpointError, match=r"since torch 1\.6"):
         import_torch_save(str(tmp_path / "old.pt"), place)

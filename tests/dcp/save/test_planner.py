@@ -417,6 +417,6 @@ def test_the_error_says_what_to_do() -> None:
 
     planner = CheckedSavePlanner()
     with pytest.raises(CheckpointError, match="per_rank=\\['k0'\\]") as caught:
-        planner._tell([Divergence(f"k{n}", ((0,), (1, 2))) for n in range(12)])
+        planner._tell([Divergence(f"k{n}", ((0,), (1, 2)), ("an object",) * 2) for n in range(12)])
     assert "and 2 more. " in str(caught.value)
     assert caught.value.code == "ranks.shared-value"

@@ -138,7 +138,10 @@ def _beyond_end(path: str, placed: list[Placed], size: int) -> Iterator[Finding]
         record, key = cut[0]
         yield finding(
             "files.truncated",
-            f"{path} is {size} bytes, but {reach} are needed: {len(cut)} records are cut off, first {key}",
+            f"{path} is {size} bytes, but {reach} are needed: "
+            + (f"the record of {key} is" if len(cut) == 1 else f"{len(cut)} records are")
+            + " cut off"
+            + (f", first {key}" if len(cut) > 1 else ""),
             key=key,
             file=path,
             expected=reach,
@@ -190,8 +193,12 @@ def _newer(
         late = info.modified - written
         yield finding(
             "files.newer-than-metadata",
-            f"{name} was written {late:.0f} s after {checkpoint.index_files[0]}"
-            + ("" if copied else ": it was overwritten since, or this is a copy (then use --copied)"),
+            f"{name} was written {_duration(late)} after {checkpoint.index_files[0]}"
+            + (
+                ""
+                if copied
+                else ": it was overwritten since, or this is a copy, which --copied and copied=True tell"
+            ),
             key=by_file[name].first_key,
             file=name,
             severity="warning" if copied else "error",
@@ -199,3 +206,10 @@ def _newer(
             expected=datetime.fromtimestamp(written, UTC).isoformat(),
             seconds=late,
         )
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

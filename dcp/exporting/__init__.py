@@ -12,6 +12,7 @@
 - `torch_export`: one checkpoint laid out as such a state, and streamed.
 - `torch_file`, `serialization_id`: the `torch.save` format itself.
 - `safetensors_layout`, `safetensors_export`: which tensors stand in which file, and these streamed.
+- `destination`, `unchanged`: what is asked of where it goes, and of where it comes from.
 - `sink`: what goes out is counted and hashed.
 - `certificate`: the digests of a finished file's tensors.
 """

@@ -20,6 +20,7 @@ from dcp.errors import NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
 from dcp.exporting.bands import MOST_PIECES
 from dcp.exporting.casts import needs_torch, output_dtype
+from dcp.exporting.destination import open_destination
 from dcp.exporting.nesting import has_numbered_keys, nest
 from dcp.exporting.pump import LOCAL_BAND, REMOTE_BAND, Pump
 from dcp.exporting.renaming import parse_rename
@@ -30,6 +31,7 @@ from dcp.exporting.report import (
     PlannedFile,
     PlannedRead,
     PlannedTensor,
+    is_directory,
     require_fitting,
 )
 from dcp.exporting.safetensors_export import lay_out, metadata_of
@@ -43,7 +45,7 @@ from dcp.findings import Finding, errors_of
 from dcp.index import Entry, TensorEntry
 from dcp.record import Record
 from dcp.sizes import human_bytes, mebibytes
-from dcp.storage import normalise_url, open_parent
+from dcp.storage import normalise_url
 from dcp.storage.uploads import UPLOAD_MEMORY
 from dcp.storage.urls import split_protocol
 
@@ -99,7 +101,9 @@ def plan_export(
     """
     checkpoint, chosen, _ = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest))
-    _, name = open_parent(dest, **(options if dest_options is None else dest_options))
+    _, name = open_destination(
+        dest, options if dest_options is None else dest_options, directory=is_directory(dest, format)
+    )
     tensors = [item for item in chosen if isinstance(item.entry, TensorEntry)]
     if format == "safetensors":
         shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)

@@ -28,6 +28,11 @@ def require_fitting(dest: str, format: Format) -> None:
         raise UsageError(f"{dest} would be safetensors; name a directory or NAME.safetensors")
 
 
+def is_directory(dest: str, format: Format) -> bool:
+    """Whether the output is a directory of files, and not one file."""
+    return format == "safetensors" and not dest.endswith(".safetensors")
+
+
 class PlannedRead(Report):
     """A record: ``length`` bytes of an object of the checkpoint. Only what is needed of them is read."""
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dcp.checkpoint import Checkpoint, changes
-from dcp.errors import ChangedError
 from dcp.exporting import machine
+from dcp.exporting.destination import open_destination
 from dcp.exporting.planning import MEMORY_BUDGET, choose, index_size, memory_of, written
-from dcp.exporting.report import CastDtype, ExportReport, Format
+from dcp.exporting.report import CastDtype, ExportReport, Format, is_directory
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
 from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
 from dcp.exporting.sink import ChecksumSink, HashingSink
@@ -18,8 +17,9 @@ from dcp.exporting.tensor_stream import Progress
 from dcp.exporting.ties import ties
 from dcp.exporting.torch_export import Stream, prepare
 from dcp.exporting.torch_file import archive_name_for
+from dcp.exporting.unchanged import change_told, require_unchanged
 from dcp.index import TensorEntry
-from dcp.storage import normalise_url, open_parent
+from dcp.storage import normalise_url
 
 
 def export(
@@ -74,39 +74,46 @@ def export(
     threads, band_bytes, memory = memory_of(
         checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest)
     )
-    store, name = open_parent(dest, **(options if dest_options is None else dest_options))
+    store, name = open_destination(
+        dest, options if dest_options is None else dest_options, directory=is_directory(dest, format)
+    )
 
     def finished() -> None:
-        _require_unchanged(checkpoint)
+        require_unchanged(checkpoint)
 
     tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
-    tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if tie else {}
-    names = {item.entry.key: item.key for item in chosen}
-    sink_type = HashingSink if sha256 else ChecksumSink
-    stream: Stream | SafetensorsExport
-    if format == "safetensors":
-        shards, findings = lay_out(
-            checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype, tied=tied
-        )
-        size = sum(shard.size for shard in shards) + index_size(checkpoint, shards)
-        machine.require_room(memory, size, normalise_url(dest))
-        stream = SafetensorsExport(
-            checkpoint, shards, band_bytes=band_bytes, threads=threads, sink_type=sink_type
-        )
-        stream.write(store, finished=finished, progress=progress)
-        files = stream.files
-    else:
-        machine.require_room(memory, written(chosen, dtype), normalise_url(dest))
-        prepared = prepare(checkpoint, chosen, dtype=dtype, tied=tied, allow_pickle=allow_pickle)
-        findings = prepared.findings
-        stream = Stream(
-            checkpoint, prepared, band_bytes=band_bytes, threads=threads, archive_name=archive_name_for(name)
-        )
-        with store.writer(name) as target, sink_type(target) as sink:
-            stream.write(sink, progress)
-            finished()
-        stream.tensors.update({names[key]: stream.tensors[names[kept]] for key, kept in tied.items()})
-        files = [sink.written_as(name)]
+    with change_told(checkpoint):
+        tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if tie else {}
+        names = {item.entry.key: item.key for item in chosen}
+        sink_type = HashingSink if sha256 else ChecksumSink
+        stream: Stream | SafetensorsExport
+        if format == "safetensors":
+            shards, findings = lay_out(
+                checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype, tied=tied
+            )
+            size = sum(shard.size for shard in shards) + index_size(checkpoint, shards)
+            machine.require_room(memory, size, normalise_url(dest))
+            stream = SafetensorsExport(
+                checkpoint, shards, band_bytes=band_bytes, threads=threads, sink_type=sink_type
+            )
+            stream.write(store, finished=finished, progress=progress)
+            files = stream.files
+        else:
+            machine.require_room(memory, written(chosen, dtype), normalise_url(dest))
+            prepared = prepare(checkpoint, chosen, dtype=dtype, tied=tied, allow_pickle=allow_pickle)
+            findings = prepared.findings
+            stream = Stream(
+                checkpoint,
+                prepared,
+                band_bytes=band_bytes,
+                threads=threads,
+                archive_name=archive_name_for(name),
+            )
+            with store.writer(name) as target, sink_type(target) as sink:
+                stream.write(sink, progress)
+                finished()
+            stream.tensors.update({names[key]: stream.tensors[names[kept]] for key, kept in tied.items()})
+            files = [sink.written_as(name)]
     return ExportReport(
         checkpoint=checkpoint.url,
         fingerprint=checkpoint.fingerprint,
@@ -123,10 +130,3 @@ def export(
         peak_memory=machine.peak_memory(),
         findings=[*warnings, *findings],
     )
-
-
-def _require_unchanged(checkpoint: Checkpoint) -> None:
-    for found in changes(checkpoint):
-        raise ChangedError(
-            f"{checkpoint.url}: {found.message}; nothing was written", code=found.code, file=found.file
-        )

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dcp.checkpoint import Checkpoint, changes
+from dcp.checkpoint import Checkpoint
 from dcp.errors import ChangedError, UsageError
 from dcp.exporting import machine
 from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of
@@ -38,6 +38,7 @@ from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, SUFFIX, Shar
 from dcp.exporting.selection import Selected
 from dcp.exporting.sink import ChecksumSink, HashingSink
 from dcp.exporting.ties import ties
+from dcp.exporting.unchanged import change_told, require_unchanged
 from dcp.findings import Finding, Report
 from dcp.index import TensorEntry
 from dcp.storage import Store, normalise_url, open_parent
@@ -130,7 +131,8 @@ def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenS
     writer = SafetensorsExport(
         checkpoint, [shard], band_bytes=band_bytes, threads=threads, sink_type=_sink(export)
     )
-    writer.write_alone(store, finished=lambda: _require_unchanged(checkpoint))
+    with change_told(checkpoint):
+        writer.write_alone(store, finished=lambda: require_unchanged(checkpoint))
     return WrittenShard(
         number=number,
         file=writer.files[0],
@@ -241,8 +243,3 @@ def _require_planned(checkpoint: Checkpoint, plan: ShardPlan) -> None:
             f"{checkpoint.url} changed while it was exported; nothing was published of it",
             code="files.newer-than-metadata",
         )
-
-
-def _require_unchanged(checkpoint: Checkpoint) -> None:
-    for found in changes(checkpoint):
-        raise ChangedError(f"{checkpoint.url}: {found.message}", code=found.code, file=found.file)

@@ -138,7 +138,8 @@ class LocalStore(Store):
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Sink]:
-        path = self._path(name)
+        # A link is written through, as any program does: what it leads to is replaced, not the link.
+        path = Path(os.path.realpath(self._path(name)))
         if path.is_dir():
             raise UsageError(f"{path} is a directory; name a file")
         if path.exists() and not path.is_file():

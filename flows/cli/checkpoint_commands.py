@@ -143,6 +143,10 @@ def load_as_others(
         ),
     ] = None,
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
+    copied: Annotated[
+        bool,
+        typer.Option("--copied", help="This is a copy: data may be newer than .metadata."),
+    ] = False,
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Load nothing: say what 1 to 1024 ranks, or the layouts, would read."),
@@ -183,6 +187,7 @@ def load_as_others(
             memory_budget=memory_budget,
             tp_rules=tp_rules,
             allow=tuple(allow or ()),
+            copied=copied,
             progress=progress,
         )
     out.report(report, lambda: show_test_load(out, report), errors=findings_of(report))
@@ -212,7 +217,11 @@ def export(
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option("--rename", metavar="'REGEX=>TEXT'", help="Rename keys; may be repeated, in order."),
+        typer.Option(
+            "--rename",
+            metavar="'REGEX=>TEXT'",
+            help="Rename keys, every match as re.sub does: anchor whole names, '^.*$'. May be repeated.",
+        ),
     ] = None,
     strip_prefix: Annotated[
         str | None, typer.Option("--strip-prefix", metavar="P", help="Take P off the front of every key.")
@@ -224,7 +233,9 @@ def export(
     tie: Annotated[
         bool,
         typer.Option(
-            "--tie", help="Let equal tensors share one storage; of safetensors keep only the first of them."
+            "--tie",
+            help="Let tensors with the same bytes in the checkpoint share one storage; of safetensors keep only "
+            "the first. Those of one repeated value, as all zeros, are never tied.",
         ),
     ] = False,
     max_shard_size: Annotated[
@@ -259,11 +270,13 @@ def export(
       ckpt export ./step_100 ./model --format safetensors --include 'model.*' --strip-prefix model.
       ckpt export ./step_100 out.pt --plan
     """
-    from dcp.errors import ResourceError
+    from dcp.errors import ResourceError, UsageError
     from dcp.exporting import export as export_checkpoint
     from dcp.exporting import plan_export
     from flows.cli.export_views import show_export, show_plan
 
+    if dest.startswith("memory://"):
+        raise UsageError(f"{dest} would be gone with this command; use a path, gs:// or s3://")
     request: dict[str, Any] = {
         "format": format,
         "include": tuple(include or ()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from flows.cli import (
     checkpoint_commands,
     comparison_commands,
-    demo_command,
     import_commands,
     lifecycle_commands,
     listen_command,
@@ -13,11 +12,12 @@ from flows.cli import (
     report_command,
     retire_command,
 )
+from flows.cli.demo_command import demo
 
 __all__ = [
     "checkpoint_commands",
     "comparison_commands",
-    "demo_command",
+    "demo",
     "import_commands",
     "lifecycle_commands",
     "listen_command",

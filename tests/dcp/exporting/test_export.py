@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import dcp
-from dcp.errors import ChangedError, NotLoadableError, ResourceError, UsageError
+from dcp.errors import ChangedError, ForbiddenError, NotLoadableError, ResourceError, UsageError
 from dcp.exporting import export, plan_export
 from dcp.exporting.selection import repath
 from dcp.storage import open_store
@@ -381,3 +381,59 @@ def test_a_change_in_a_bucket_leaves_nothing(
             store.url, f"{url}/out/x" + (".pt" if format == "torch" else ""), format=format, progress=change
         )
     assert {info.name.partition("/")[0] for info in open_store(url).objects()} == {"run"}
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_places_that_cannot_be_written_are_known_beforehand(
+    format: Any, golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    step = str(golden("torch_tied"))
+    (tmp_path / "file").write_bytes(b"")
+    for dest, kind in (
+        ("/proc/x/out", ForbiddenError),
+        ("/sys/out", ForbiddenError),
+        ("http://127.0.0.1:9/out", UsageError),
+        (str(tmp_path / "file" / "out"), UsageError),
+    ):
+        for ask in (plan_export, export):
+            with pytest.raises(kind):
+                ask(step, dest, format=format)
+    plan_export(step, str(tmp_path / "new" / "out"), format=format)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("bucket", ["gs_bucket", "s3_bucket"])
+def test_a_file_in_the_place_of_a_directory_is_refused_in_buckets_too(
+    bucket: str, request: pytest.FixtureRequest, golden: Callable[[str], Path]
+) -> None:
+    url, step = request.getfixturevalue(bucket), str(golden("torch_tied"))
+    open_store(f"{url}/o").replace("x", b"")
+    with pytest.raises(UsageError, match="is a directory"):
+        export(step, f"{url}/o")
+    assert export(step, f"{url}/o/out").ok
+    assert export(step, f"{url}/o/out").ok, "a file may be replaced"
+
+
+def test_a_link_is_written_through(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "out.pt").symlink_to(tmp_path / "real" / "model.pt")
+    for _ in range(2):
+        assert export(str(golden("torch_tied")), str(tmp_path / "out.pt")).ok
+        assert (tmp_path / "out.pt").is_symlink()
+        assert [path.name for path in (tmp_path / "real").iterdir()] == ["model.pt"]
+    torch.load(tmp_path / "out.pt")
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_what_is_deleted_meanwhile_is_a_change(
+    format: Any, golden_copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    step = golden_copy("torch_fsdp_tp_2x2")
+
+    def delete(_done: int, _total: int) -> None:
+        for path in step.glob("*.distcp"):
+            path.unlink()
+
+    with pytest.raises(ChangedError, match="changed while"):
+        export(str(step), str(tmp_path / "out"), format=format, memory_budget=150 << 20, progress=delete)
+    assert not (tmp_path / "out").exists()

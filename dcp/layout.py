@@ -56,6 +56,17 @@ class Layout:
             raise UsageError(f"layout {self} has {self.ranks} ranks; 1 to {MAX_RANKS} are allowed")
 
     @classmethod
+    def parse_all(cls, texts: Sequence[str], rules: TpRules | None = None) -> list[Layout]:
+        """Several, as `parse` reads each.
+
+        Raises:
+            UsageError: one is not understood, or it is one text and no list.
+        """
+        if isinstance(texts, str):
+            raise UsageError(f"layouts is one text; give a list of layouts, e.g. [{texts!r}]")
+        return [cls.parse(text, rules) for text in texts]
+
+    @classmethod
     def parse(cls, text: str, rules: TpRules | None = None) -> Layout:
         """Read ``"fsdp=2"``, ``"tp=4"`` or ``"fsdp=2,tp=2"`` (in either order, spaces allowed).
 

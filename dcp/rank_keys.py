@@ -1,7 +1,8 @@
 """Keys of the ranks' own: what differs between ranks is saved as ``rng/rank_0``, ``rng/rank_1``, ….
 
-The save planner makes them, the load planners find each rank's own again. Pure functions on names, which
-need no torch.
+The save planner makes them, the load planners find each rank's own again. Ranks count within the whole job,
+on both sides: a planner is not told of which process group it saves or loads for. Pure functions on names,
+which need no torch.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ def split_rank_key(key: str) -> tuple[str, int] | None:
     return None if found is None else (found["key"], int(found["rank"]))
 
 
-def writers(keys: Iterable[str]) -> dict[str, int]:
-    """Number of ranks that saved values of their own under each key: one more than the highest of them."""
-    ranks: dict[str, int] = defaultdict(int)
+def writers(keys: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The ranks that saved values of their own under each key, in order."""
+    ranks: dict[str, set[int]] = defaultdict(set)
     for key in keys:
         own = split_rank_key(key)
         if own is not None:
-            ranks[own[0]] = max(ranks[own[0]], own[1] + 1)
-    return dict(ranks)
+            ranks[own[0]].add(own[1])
+    return {key: tuple(sorted(found)) for key, found in ranks.items()}

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from dcp.boxes import Shape
-from dcp.errors import UsageError
+from dcp.errors import NotFoundError, UsageError
 from dcp.storage import open_parent
 
 Style = Literal["column", "row", "replicate"] | int
@@ -55,16 +55,29 @@ class TpRules:
         return cls(tuple((glob, _style(glob, value, source)) for glob, value in rules.items()))
 
     @classmethod
+    def given(cls, rules: TpRules | Mapping[str, object] | str | None) -> TpRules | None:
+        """Rules as callers give them: made already, as a mapping, or as the place of a file.
+
+        Raises:
+            UsageError, StorageError: as `of` and `read`.
+        """
+        if rules is None or isinstance(rules, TpRules):
+            return rules
+        return cls.read(rules) if isinstance(rules, str) else cls.of(rules)
+
+    @classmethod
     def read(cls, url: str) -> TpRules:
         """Rules from a TOML file, given as a path or an fsspec URL.
 
         Raises:
-            UsageError: it is no TOML, or holds what is no rule.
+            UsageError: there is no such file, it is no TOML, or holds what is no rule.
             StorageError: it cannot be read.
         """
-        store, name = open_parent(url)
         try:
+            store, name = open_parent(url)
             parsed = tomllib.loads(store.read(name, LIMIT).decode())
+        except NotFoundError:
+            raise UsageError(f"there is no file of tp rules at {url}") from None
         except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"{url}: is no file of tp rules: {error}") from None
         return cls.of(parsed, url)

@@ -76,6 +76,7 @@ def load_check_step(
             memory_budget=memory_budget,
             tp_rules=tp_rules,
             allow=allow,
+            copied=True,  # The validation has judged times, by the run's own settings.
             progress=progress,
             **options,
         )

@@ -7,7 +7,7 @@
   holds) and `dcp.load.items` (reads).
 - `dcp.load.forecast`, `dcp.load.counting`: what loads would read, from the index alone.
 - `dcp.load.simulated`, `dcp.load.ranks`: N ranks in one process, through torch's own planner.
-- `dcp.load.gloo`, `dcp.load.gloo_rank`: N real processes, through torch's own ``load``.
+- `dcp.load.gloo`, `dcp.load.gloo_start`, `dcp.load.gloo_rank`: N real processes, through torch's ``load``.
 - `dcp.load.pull`: ranges out of storage, each byte once; `dcp.load.requests`: how much at once.
 - `dcp.load.regions`, `dcp.load.batches`: which pieces are read and held together.
 - `dcp.load.verdicts`: how what was loaded is held against the checkpoint.
@@ -56,6 +56,7 @@ def test_load(
     timeout: float = TIMEOUT,
     tp_rules: TpRules | Mapping[str, object] | str | None = None,
     allow: Sequence[str] = (),
+    copied: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> TestLoadReport:
@@ -70,6 +71,7 @@ def test_load(
         timeout: seconds a layout may take with gloo.
         tp_rules: what the tp axis shards, as `dcp.tp_rules.TpRules`, as a mapping or as the place of a file.
         allow: classes that objects may ask for beyond the built-in lists (``pkg.mod.Class``, ``pkg.*``).
+        copied: this is a copy, so that data files may be newer than the index.
         progress: told of the bytes done and of all, by the simulated engine.
         options: passed to the fsspec filesystem.
 
@@ -82,8 +84,8 @@ def test_load(
         EnvironmentFault: storage or memory failed, which says nothing of the checkpoint.
     """
     started = time.perf_counter()
-    rules = _rules(tp_rules)
-    parsed = [Layout.parse(text, rules) for text in layouts]
+    rules = TpRules.given(tp_rules)
+    parsed = Layout.parse_all(layouts, rules)
     if not parsed:
         raise UsageError("give at least one layout, e.g. fsdp=2")
     if memory_budget < LEAST_BUDGET:
@@ -101,7 +103,7 @@ def test_load(
         if engine == "gloo":
             from dcp.load.gloo import load_gloo
 
-            loaded = load_gloo(checkpoint, parsed, timeout=timeout, allow=allowance)
+            loaded = load_gloo(checkpoint, parsed, timeout=timeout, allow=allowance, copied=copied)
             read += sum(report.bytes_read for report in loaded)
         else:
             # torch makes a million objects when it is imported, and the collector looks through them again
@@ -109,7 +111,9 @@ def test_load(
             with gc_paused():
                 from dcp.load.simulated import load_simulated
 
-            loaded = load_simulated(checkpoint, parsed, memory_budget, progress, allow=allowance)
+            loaded = load_simulated(
+                checkpoint, parsed, memory_budget, progress, allow=allowance, copied=copied
+            )
             read += max(report.bytes_read for report in loaded)
         reports += [_inside(part, report) for report in loaded] if part else loaded
     return TestLoadReport(
@@ -121,12 +125,6 @@ def test_load(
         tp_rules_idle=idle,
         seconds=round(time.perf_counter() - started, 6),
     )
-
-
-def _rules(given: TpRules | Mapping[str, object] | str | None) -> TpRules | None:
-    if given is None or isinstance(given, TpRules):
-        return given
-    return TpRules.read(given) if isinstance(given, str) else TpRules.of(given)
 
 
 def _idle(rules: TpRules | None, layouts: Sequence[Layout], indices: Sequence[CheckpointIndex]) -> list[str]:

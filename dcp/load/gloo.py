@@ -29,6 +29,7 @@ from dcp.errors import CheckpointError, EnvironmentFault, ResourceError, UsageEr
 from dcp.findings import Finding, has_errors
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
+from dcp.load.batches import bytes_of
 from dcp.load.gloo_rank import Job, RankResult, Reader
 from dcp.load.metadata import known_to_torch
 from dcp.load.needs import ObjectNeed
@@ -53,6 +54,7 @@ def load_gloo(
     timeout: float,
     reader: Reader = "bucket",
     allow: Allowance = NOTHING,
+    copied: bool = False,
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout, one after the other; one report each, in order.
 
@@ -60,13 +62,14 @@ def load_gloo(
         timeout: seconds a layout's load may take before its ranks are killed.
         reader: what the ranks read with: ours, or torch's `FileSystemReader` (local paths only).
         allow: classes that objects may ask for beyond the built-in lists.
+        copied: data files may be newer than the index.
 
     Raises:
         ResourceError: there is not the memory for it.
         EnvironmentFault: storage failed, a rank was killed, or the time was up.
         UsageError: the options of the store cannot be handed to another process.
     """
-    index, findings = known_to_torch(*preflight(checkpoint))
+    index, findings = known_to_torch(*preflight(checkpoint, copied=copied))
     objects, scanned, unsafe = _scan(checkpoint, index, allow)
     known = {(found.code, found.file) for found in findings}
     findings += [found for found in unsafe if (found.code, found.file) not in known]
@@ -99,8 +102,7 @@ def _load(
         layout=str(layout),
         ranks=layout.ranks,
         ok=not has_errors(found) and len(results) == layout.ranks,
-        bytes_needed=sum(entry.nbytes for entry in index.tensors)
-        + sum(record.length for key, record in index.records() if key in set(objects)),
+        bytes_needed=bytes_of(index),
         bytes_read=sum(result.bytes_read for result in results),
         requests=sum(result.requests for result in results),
         rank_bytes=[result.bytes_loaded for result in results],
@@ -224,7 +226,7 @@ class _Rank:
         with log.open("wb") as errors:
             # Standard input carries nothing; that it ends tells the rank that this process is gone.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dcp.load.gloo_rank", str(order)],
+                [sys.executable, "-m", "dcp.load.gloo_start", str(order)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -1,15 +1,13 @@
-"""One rank of a gloo test-load, as a process of its own: ``python -m dcp.load.gloo_rank JOB``.
+"""One rank of a gloo test-load, in a process of its own that `dcp.load.gloo_start` began.
 
 It reads a `Job` from a file, loads through torch's unmodified ``load`` into poisoned DTensors, holds
-every element against the checkpoint, and writes a `RankResult` to standard output. It ends when standard
-input does, so that it cannot outlive whoever started it.
+every element against the checkpoint, and writes a `RankResult` to standard output.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -107,7 +105,6 @@ class RankResult(Report):
 
 def main() -> None:
     """Run the job that the file named on the command line describes."""
-    threading.Thread(target=_end_with_starter, daemon=True).start()
     # Whatever prints must not come between the result and its reader.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -171,11 +168,6 @@ def _on_rank(error: CheckpointError, rank: int) -> Finding:
 
 def _layout(job: Job) -> Layout:
     return Layout.parse(job.layout, None if job.tp_rules is None else TpRules.of(job.tp_rules))
-
-
-def _end_with_starter() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 def _run(job: Job) -> RankResult:
@@ -284,7 +276,3 @@ def _needs(entry: TensorEntry, held: Box) -> Iterator[ChunkNeed]:
             local = common.shifted(chunk.box.offsets)
             for span in spans(local, chunk.box.sizes, ITEMSIZE[entry.dtype], gap=GAP, limit=REQUEST):
                 yield ChunkNeed(entry, chunk, span)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dcp.contract import Expected
@@ -21,6 +22,9 @@ from dcp.renames import find_renames
 
 SHOWN = 50
 """Findings of one code that a message spells out."""
+
+_ORDER = ("keys.renamed", "keys.missing", "keys.unexpected", "keys.shape", "keys.dtype", "keys.kind")
+_NUMBERS = re.compile(r"(\d+)")
 
 Kept = tuple[Pattern, Sequence[Transform]]
 
@@ -151,7 +155,8 @@ def _hints(
         if name in tensors
         else ("bytes", None, None)
         for name in found.unexpected
-        if name in tensors or name in objects
+        # One rank's own is told of by `of_rank_keys`.
+        if (name in tensors or name in objects) and split_rank_key(name) is None
     }
     if not missing or not unexpected:
         return
@@ -183,6 +188,7 @@ def _named(name: str, renamed: Renamed) -> str:
 
 def mismatch_error(findings: Sequence[Finding]) -> StateMismatchError:
     """One error that tells of all findings, those of one code together."""
+    findings = sorted(findings, key=_position)
     by_code: dict[str, list[Finding]] = {}
     for found in findings:
         by_code.setdefault(found.code, []).append(found)
@@ -195,11 +201,19 @@ def mismatch_error(findings: Sequence[Finding]) -> StateMismatchError:
     return StateMismatchError("\n".join(lines), findings)
 
 
-def merged(by_rank: Iterable[tuple[int, Sequence[Finding]]], ranks: int) -> list[Finding]:
+def _position(found: Finding) -> tuple[object, ...]:
+    """Hints last; kinds in the order in which they matter, keys as a reader would sort them."""
+    order = _ORDER.index(found.code) if found.code in _ORDER else len(_ORDER)
+    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in _NUMBERS.split(found.key or "")]
+    return found.severity == "info", order, parts, found.message
+
+
+def merged(by_rank: Sequence[tuple[int, Sequence[Finding]]]) -> list[Finding]:
     """The findings of all ranks, each once; those that not all ranks have say which do.
 
     What only some ranks do not expect is another one's, such as its own RNG state or its pipeline stage.
     """
+    ranks = len(by_rank)
     first: dict[tuple[str, str | None, str], Finding] = {}
     having: dict[tuple[str, str | None, str], list[int]] = {}
     for rank, findings in by_rank:
@@ -221,28 +235,58 @@ def merged(by_rank: Iterable[tuple[int, Sequence[Finding]]], ranks: int) -> list
     ]
 
 
-def of_other_ranks(findings: Sequence[Finding], writers: Mapping[str, int], ranks: int) -> Iterator[Finding]:
-    """What to say where values that every rank saved for itself are loaded by more or fewer ranks.
+def of_rank_keys(findings: Sequence[Finding], writers: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
+    """What to say where a key is missing under which every rank saved a value of its own.
+
+    Args:
+        findings: what does not fit.
+        writers: ranks that saved, by the key whose values they are.
+    """
+    missing = {found.key for found in findings if found.code == "keys.missing" and found.key in writers}
+    for key in sorted(filter(None, missing)):
+        yield finding(
+            "keys.missing",
+            f"{key} was saved by {_those(writers[key])}, each its own, as {rank_key(key, writers[key][0])} "
+            f"and so on: load it with per_rank=[{key!r}]",
+            key=key,
+            severity="info",
+            saved_by=list(writers[key]),
+        )
+
+
+def of_other_ranks(
+    findings: Sequence[Finding], writers: Mapping[str, tuple[int, ...]], ranks: Sequence[int]
+) -> Iterator[Finding]:
+    """What to say where values that every rank saved for itself are loaded by other ranks.
 
     Args:
         findings: what does not fit.
         writers: ranks that saved, by the key whose values they are.
         ranks: ranks that load.
     """
-    told: set[str] = set()
+    told = {found.key for found in findings if found.code == "keys.missing" and found.key in writers}
+    loading = tuple(sorted(ranks))
     for found in findings:
         own = split_rank_key(found.key or "")
-        if own is None or own[0] in told or writers.get(own[0], ranks) == ranks:
+        if own is None or own[0] in told or writers.get(own[0], loading) == loading:
             continue
         key, saved = own[0], writers[own[0]]
         told.add(key)
         yield finding(
             found.code,
-            f"{key} was saved by {saved} ranks, each its own, as {rank_key(key, 0)} to "
-            f"{rank_key(key, saved - 1)}, and {ranks} load: load on as many, or leave them as they are with "
-            f"skip=[{key + '/rank_*'!r}] and begin them anew",
+            f"{key} was saved by {_those(saved)}, each its own, as {rank_key(key, saved[0])} to "
+            f"{rank_key(key, saved[-1])}, and {_those(loading)} load: load on the same, or leave them as "
+            f"they are with skip=[{key + '/rank_*'!r}] and begin them anew",
             key=key,
             severity="info",
-            saved_by=saved,
-            loaded_by=ranks,
+            saved_by=list(saved),
+            loaded_by=list(loading),
         )
+
+
+def _those(ranks: Sequence[int]) -> str:
+    """``4 ranks`` for the first four of a job, else their numbers."""
+    if list(ranks) == list(range(len(ranks))):
+        return f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (", …" if len(ranks) > 8 else "")

@@ -13,8 +13,8 @@ from __future__ import annotations
 import io
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import distributed
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint._traverse import set_element, traverse_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
@@ -30,14 +31,26 @@ from dcp.contract import Expected
 from dcp.errors import UsageError
 from dcp.findings import Finding, Report, has_errors
 from dcp.load.items import fill, items_of, object_item, view_of
-from dcp.load.matching import Matched, match, merged, mismatch_error, of_other_ranks
+from dcp.load.matching import Matched, match, merged, mismatch_error, of_other_ranks, of_rank_keys
 from dcp.load.patterns import Pattern, matches_any
 from dcp.load.rename import Renamed, Rules, pairs_of, rename
 from dcp.load.transforms import Transforms, parse
-from dcp.rank_keys import rank_key, writers
+from dcp.nested import Places, require_distinct
+from dcp.rank_keys import rank_key, split_rank_key, writers
 
 Order = tuple[int, ...]
 _COMPARED = "held against the other ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one rank tells the coordinator beside its plan. It travels as ``planner_data``."""
+
+    rank: int
+    """Its number in the whole job."""
+    findings: Sequence[Finding]
+    idle: Sequence[str]
+    """Patterns that meet nothing on this rank, in words."""
 
 
 class LoadReport(Report):
@@ -86,8 +99,9 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             skip: patterns of keys that are neither loaded nor missed.
             per_rank: patterns of keys under which every rank saved a value of its own, as
                 `dcp.CheckedSavePlanner` does it: ``rng`` of this rank's state is loaded from ``rng/rank_17``
-                on rank 17. On more or fewer ranks than saved that is an error, which says so. The report
-                names such keys as the checkpoint does.
+                on rank 17 of the job, whatever group loads. On other ranks than saved that is an error,
+                which says so. ``rename`` names the key without its rank. The report names such keys as the
+                checkpoint does.
             flatten_state_dict: as torch's planner has it.
             flatten_sharded_tensors: likewise.
 
@@ -108,6 +122,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
     def _forget(self) -> None:
         self._matched = Matched()
         self._renamed = Renamed({}, (), ())
+        self._places = Places({})
         self._findings: list[Finding] = []
         self._orders: dict[ReadItem, Order] = {}
         self._left: Counter[str] = Counter()
@@ -132,7 +147,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
+        """Flatten the state.
+
+        Raises:
+            UsageError: two of its places would have one key, or tensors have no memory yet.
+        """
         self._forget()
+        self._places = Places(state_dict)
+        paths = _paths_of(state_dict) if self.flatten_state_dict else [(name,) for name in state_dict]
+        require_distinct(map(self._places.own, paths))
+        _require_memory(state_dict)
         super().set_up_planner(state_dict, metadata, is_coordinator)
         self._take_own()
 
@@ -161,7 +185,7 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             self._findings += plan.findings
         items += [object_item(key, source) for key, source in matched.objects.items()]
         self._left = Counter(item.dest_index.fqn for item in items)
-        return LoadPlan(items, planner_data=self._findings)
+        return LoadPlan(items, planner_data=Told(_rank(), self._findings, self._idle(saved)))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """The plans as they are.
@@ -169,14 +193,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         Raises:
             StateMismatchError: on any rank the checkpoint does not fit the state dict.
         """
-        found = merged(
-            ((rank, plan.planner_data or ()) for rank, plan in enumerate(global_plan)), len(global_plan)
-        )
-        assert self.metadata is not None
-        saved_by = writers(self.metadata.state_dict_metadata)
-        self._refuse([*found, *of_other_ranks(found, saved_by, len(global_plan))])
-        told = all(plan.planner_data is not None for plan in global_plan)
-        return [replace(plan, planner_data=_COMPARED if told else None) for plan in global_plan]
+        told: list[Told] = [plan.planner_data or Told(rank, (), ()) for rank, plan in enumerate(global_plan)]
+        ranks = [each.rank for each in told]
+        found = merged([(each.rank, each.findings) for each in told])
+        saved_by = writers(self._renamed.sources)
+        self._refuse([*found, *of_rank_keys(found, saved_by), *of_other_ranks(found, saved_by, ranks)])
+        for text in told[0].idle:
+            if all(text in each.idle for each in told):
+                warnings.warn(text, stacklevel=2)
+        complete = all(plan.planner_data is not None for plan in global_plan)
+        return [replace(plan, planner_data=_COMPARED if complete else None) for plan in global_plan]
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         # A storage reader may have made plans of its own, without what travelled along.
@@ -198,10 +224,16 @@ class StrictLoadPlanner(DefaultLoadPlanner):
         self._left[read_item.dest_index.fqn] -= 1
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        super().load_bytes(read_item, value)
-        self._left[read_item.dest_index.fqn] -= 1
+        """Put an object where the state has it; torch's own would name its place anew, and in a copy."""
+        key = read_item.dest_index.fqn
+        path = self.mappings[key] if self.flatten_state_dict else (key,)
+        loaded = torch.load(value, weights_only=False)
+        if not self._places.put(self._places.own(path), loaded):
+            set_element(self.original_state_dict, path, loaded)
+        self._left[key] -= 1
 
     _extra_allowed = False
+    _allowed: tuple[Pattern, ...] = ()
 
     def _may_be_missing(self, key: str) -> bool:
         return False
@@ -227,12 +259,27 @@ class StrictLoadPlanner(DefaultLoadPlanner):
 
     def _take_own(self) -> None:
         """Name what every rank has of its own as this rank saved it; its place in the state is the same."""
-        rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+        rank = _rank()
         own = {key: rank_key(key, rank) for key in self.state_dict if matches_any(self._per_rank, key)}
         if not own:
             return
         self.state_dict = {own.get(key, key): value for key, value in self.state_dict.items()}
         self.mappings = {own.get(key, key): path for key, path in self.mappings.items()}
+
+    def _idle(self, saved: Iterable[str]) -> list[str]:
+        """Patterns that meet nothing here, in words."""
+        keys = [own[0] if (own := split_rank_key(key)) else key for key in self.state_dict]
+        met = {
+            "skip": (self._skip, [*self.state_dict, *self._renamed.sources, *saved]),
+            "per_rank": (self._per_rank, keys),
+            "allow_missing": (self._allowed, [*self.state_dict]),
+        }
+        return [
+            f"{argument} pattern {pattern.text!r} matches no key"
+            for argument, (patterns, names) in met.items()
+            for pattern in patterns
+            if not any(pattern.match(name) is not None for name in names)
+        ]
 
     def _warn(self) -> None:
         for rule in self._renamed.idle:
@@ -279,6 +326,42 @@ class PartialLoadPlanner(StrictLoadPlanner):
 
     def _may_be_missing(self, key: str) -> bool:
         return matches_any(self._allowed, key)
+
+
+def _paths_of(state: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Where everything stands that torch flattens the state to."""
+    paths: list[tuple[Any, ...]] = []
+    traverse_state_dict(state, lambda path, _: paths.append(path))
+    return paths
+
+
+def _rank() -> int:
+    """This process's number in the job."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def _require_memory(state: dict[str, Any]) -> None:
+    """No tensor without memory where there is no process group, which torch would ask for the device.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        return
+    empty: list[str] = []
+
+    def look(path: tuple[Any, ...], value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            empty.append(".".join(map(str, path)))
+
+    traverse_state_dict(state, look)
+    if empty:
+        which = f"{empty[0]} is" if len(empty) == 1 else f"{empty[0]} and {len(empty) - 1} more are"
+        raise UsageError(
+            f"{which} on the meta device, without memory to load into: make it with "
+            "model.to_empty(device=...) before the state dict is taken, or initialise a process group, whose "
+            "device torch takes then"
+        )
 
 
 def _patterns(texts: Sequence[str], argument: str) -> tuple[Pattern, ...]:

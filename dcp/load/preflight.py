@@ -5,8 +5,7 @@ No torch: what this torch does not know, `dcp.load.metadata.known_to_torch` leav
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
@@ -36,13 +35,16 @@ def require_whole(checkpoint: Checkpoint, *, copied: bool) -> None:
     Raises:
         NotLoadableError: files are missing, cut off, or were written long after the index.
     """
-    torn = [
-        found
-        for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=copied)
-        if found.code in _ABSENT or (found.code == "files.newer-than-metadata" and not copied)
-    ]
+    torn = list(_torn(checkpoint, copied))
     if torn:
         raise NotLoadableError(_refusal(checkpoint.url, torn), torn)
+
+
+def _torn(checkpoint: Checkpoint, copied: bool) -> Iterator[Finding]:
+    """What keeps a checkpoint from being loaded, as far as its index and its listing tell."""
+    for found in check_files(checkpoint, newer_seconds=NEWER_SECONDS, copied=copied):
+        if found.code in _ABSENT or (found.code == "files.newer-than-metadata" and not copied):
+            yield found
 
 
 def _refusal(url: str, torn: Sequence[Finding]) -> str:
@@ -53,16 +55,12 @@ def _refusal(url: str, torn: Sequence[Finding]) -> str:
     return f"{url} is torn and was not loaded: {reasons}{more}. Take an earlier step{advice}"
 
 
-def preflight(checkpoint: Checkpoint) -> tuple[CheckpointIndex, list[Finding]]:
+def preflight(checkpoint: Checkpoint, *, copied: bool = False) -> tuple[CheckpointIndex, list[Finding]]:
     """The index without the tensors that cannot be loaded at all, and findings.
 
-    Each tensor left out is a finding, and so is every file or record that the listing shows to be absent.
+    Each tensor left out is a finding, and so is everything for which `require_whole` would refuse it.
     """
-    findings = [
-        found
-        for found in check_files(checkpoint, newer_seconds=math.inf, copied=True)
-        if found.code in _ABSENT
-    ]
+    findings = list(_torn(checkpoint, copied))
     kept: dict[str, Entry] = {}
     for entry in checkpoint.index.entries.values():
         problems = _problems(entry) if isinstance(entry, TensorEntry) else []

@@ -36,7 +36,7 @@ from dcp.load.pull import Pull
 from dcp.load.regions import spans
 from dcp.load.requests import GAP, GROUP, REQUEST
 from dcp.pickles.scan import Allowance
-from dcp.storage import normalise_url, open_store
+from dcp.storage import normalise_url, open_store, require_options, require_protocol
 
 _Work = tuple[ReadItem, Need]
 
@@ -80,6 +80,8 @@ class BucketReader(StorageReader):
         """
         super().__init__()
         self.url = normalise_url(url)
+        require_protocol(self.url)
+        require_options(self.url, options, BucketReader)
         if threads < 1:
             raise UsageError(f"threads is {threads}; at least one request must be in flight")
         if memory_budget < 1:

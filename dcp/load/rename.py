@@ -2,7 +2,8 @@
 
 A rule replaces a run of whole components wherever it stands: ``"net" -> "model"`` turns ``net.w`` into
 ``model.w`` and leaves ``subnet.w`` alone; ``"_orig_mod" -> ""`` takes the component away. Both sides may
-have several components (``"model.layers" -> "decoder.blocks"``). Rules are applied one after the other.
+have several components (``"model.layers" -> "decoder.blocks"``). Rules are applied one after the other. Where
+every rank saved a value of its own (``rng/rank_3``), a rule for ``rng`` renames it for each of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from dcp.errors import UsageError
 from dcp.findings import Finding, finding
+from dcp.rank_keys import rank_key, split_rank_key
 
 _GROUP = re.compile(r"\\(\d|g<)")
 
@@ -38,6 +40,10 @@ def pairs_of(rules: Rules | None) -> tuple[tuple[str, str], ...]:
     Raises:
         UsageError: a rule replaces nothing, is no pair of names, or has groups as in regular expressions.
     """
+    given: object = rules
+    if isinstance(given, str):
+        old, _, new = given.partition("=")
+        raise UsageError(f"rename is one text; give old and new names, e.g. {{{old!r}: {new!r}}}")
     pairs = tuple(rules.items() if isinstance(rules, Mapping) else rules or ())
     for pair in pairs:
         if not _is_pair(pair):
@@ -72,10 +78,15 @@ def rename(keys: Iterable[str], rules: Sequence[tuple[str, str]]) -> Renamed:
     for key in keys:
         parts = tuple(key.split("."))
         for number, (old, new) in enumerate(parsed):
-            replaced = _replaced(parts, old, new)
-            if replaced != parts or _stands_in(parts, old):
-                used.add(number)
-            parts = replaced
+            if not _stands_in(parts, old):
+                base, number_of_rank = _without_rank(parts)
+                if not _stands_in(base, old):
+                    continue
+                replaced = _replaced(base, old, new)
+                parts = (*replaced[:-1], rank_key(replaced[-1], number_of_rank)) if replaced else ()
+            else:
+                parts = _replaced(parts, old, new)
+            used.add(number)
         name = ".".join(parts)
         other = sources.setdefault(name, key)
         if other != key:
@@ -89,6 +100,12 @@ def rename(keys: Iterable[str], rules: Sequence[tuple[str, str]]) -> Renamed:
             )
     idle = tuple(f"{old!r} -> {new!r}" for n, (old, new) in enumerate(rules) if n not in used)
     return Renamed(sources, tuple(collisions), idle)
+
+
+def _without_rank(parts: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The components of what every rank has of its own, and whose it is; none if it is no such key."""
+    own = split_rank_key(parts[-1]) if parts else None
+    return ((), 0) if own is None else ((*parts[:-1], own[0]), own[1])
 
 
 def _stands_in(parts: tuple[str, ...], run: tuple[str, ...]) -> bool:

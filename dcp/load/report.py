@@ -18,7 +18,8 @@ class LayoutReport(Report):
         part: of a step of several checkpoints, the name of the one that was loaded; else empty.
         layout: text such as ``"fsdp=2,tp=2"``.
         ranks: number of ranks.
-        bytes_needed: distinct bytes of tensors and objects that the ranks together need.
+        bytes_needed: distinct bytes of tensors and objects that the ranks together need, whether or not the
+            objects could be unpickled here.
         bytes_read: bytes read from storage for it, heads of records included: by all ranks together with
             gloo, once for all of them when simulated. Layouts that one simulated pass serves share what it
             reads, and each reports all of it.
@@ -60,7 +61,8 @@ class TestLoadReport(Report):
     Attributes:
         checkpoint: its URL.
         engine: what loaded it.
-        bytes_read: bytes read from storage in all, the index left out.
+        bytes_read: bytes read from storage in all, the index left out: the simulated engine's one pass, which
+            also compares; with gloo what torch's loads read on all ranks, without the comparison after them.
         tp_rules_idle: globs of tp rules that match no tensor.
         seconds: duration in all.
     """

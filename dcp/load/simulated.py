@@ -51,6 +51,7 @@ def load_simulated(
     progress: Progress | None = None,
     planner: Callable[[], LoadPlanner] = InertPlanner,
     allow: Allowance = NOTHING,
+    copied: bool = False,
 ) -> list[LayoutReport]:
     """Load a checkpoint in every layout; one report each, in order.
 
@@ -58,11 +59,12 @@ def load_simulated(
         memory_budget: bytes of memory beside what the process and the index take.
         planner: makes the planner of each rank.
         allow: classes that objects may ask for beyond the built-in lists.
+        copied: data files may be newer than the index.
 
     Raises:
         StorageError: storage failed.
     """
-    return _Pass(checkpoint, layouts, memory_budget, progress, planner, allow).run()
+    return _Pass(checkpoint, layouts, memory_budget, progress, planner, allow, copied).run()
 
 
 @dataclass(slots=True)
@@ -91,13 +93,14 @@ class _Pass:
         progress: Progress | None,
         planner: Callable[[], LoadPlanner],
         allow: Allowance,
+        copied: bool,
     ) -> None:
         self.layouts = layouts
         self.budget = memory_budget
         self.progress = progress
         self.planner = planner
         self.allow = allow
-        self.index, self.findings = known_to_torch(*preflight(checkpoint))
+        self.index, self.findings = known_to_torch(*preflight(checkpoint, copied=copied))
         self.reported: set[tuple[object, ...]] = {(f.code, f.file or f.key) for f in self.findings}
         self.total = bytes_of(self.index)
         self.columns = Columns.of(self.index, layouts[0].rules)

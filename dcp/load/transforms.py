@@ -128,13 +128,22 @@ def parse(transforms: Transforms | None) -> tuple[tuple[Pattern, tuple[Transform
         UsageError: something is no transform, a join does not stand first, or names have another number of
             stars than their pattern.
     """
+    table: object = transforms
+    if table is not None and not isinstance(table, Mapping):
+        raise UsageError(
+            f"transform is {transforms!r}; give what to do by pattern, e.g. {{'*.weight': cast('bfloat16')}}"
+        )
     parsed = []
     for text, given in (transforms or {}).items():
+        several: object = given
+        if isinstance(several, str):
+            raise UsageError(f"transform {text!r}: {several!r} is a name; use cast({several!r}) or the like")
         steps = tuple(given) if isinstance(given, Sequence) else (given,)
         for number, step in enumerate(steps):
             if not isinstance(step, Transform):
                 raise UsageError(
-                    f"transform {text!r}: {step!r} is none; use cast, transpose, split, join or pad"
+                    f"transform {text!r}: {step!r} is none; use cast, transpose, split, join or pad, such as "
+                    "cast('bfloat16')"
                 )
             if isinstance(step, Join) and number:
                 raise UsageError(f"transform {text!r}: join makes the tensor, so it must stand first")
@@ -162,6 +171,7 @@ class Arrangement:
         findings: what could not be done.
         spoilt: names whose transforms failed, of which nothing more needs to be said.
         unmade: what could not be joined because something is absent, and why.
+        consumed: what was joined into others and goes by its own name no more; further joins may use it.
         idle: patterns that met no key.
     """
 
@@ -170,6 +180,7 @@ class Arrangement:
     findings: list[Finding] = field(default_factory=list)
     spoilt: set[str] = field(default_factory=set)
     unmade: dict[str, str] = field(default_factory=dict)
+    consumed: dict[str, Assembly] = field(default_factory=dict)
     idle: list[str] = field(default_factory=list)
 
     def apply(self, transforms: Sequence[tuple[Pattern, Sequence[Transform]]]) -> None:
@@ -223,7 +234,8 @@ class Arrangement:
         return [name]
 
     def _join(self, name: str, partners: list[str], step: Join) -> list[str]:
-        absent = [partner for partner in partners if partner not in self.tensors]
+        sources = {**self.consumed, **self.tensors}
+        absent = [partner for partner in partners if partner not in sources]
         if absent:
             self.unmade[name] = (
                 f"{name} is joined from {' and '.join(partners)}; absent is {' and '.join(absent)}"
@@ -237,9 +249,11 @@ class Arrangement:
                 key=name,
                 sources=[name, *partners],
             )
-        made = Assembly.joined(step.dim, [self.tensors[partner] for partner in partners])
-        for partner in set(partners):
-            del self.tensors[partner]
+        made = Assembly.joined(step.dim, [sources[partner] for partner in partners])
+        for partner in set(partners) & self.tensors.keys():
+            self.consumed[partner] = sources[partner]
+            if partner not in self.wanted:
+                del self.tensors[partner]
         self.tensors[name] = made
         return [name]
 

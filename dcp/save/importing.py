@@ -37,10 +37,10 @@ from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.torch_file import TorchFileWriter
 from dcp.findings import Report
 from dcp.layout import Layout
+from dcp.nested import require_distinct
 from dcp.pickles.tensors import TensorNode
 from dcp.pickles.writer import write
 from dcp.save.files import Stream, deal
-from dcp.save.shared import require_distinct
 from dcp.save.torch_source import Leaf, TorchSource
 from dcp.save.writer import METADATA, THREADS, BucketWriter
 from dcp.storage import Store, open_store

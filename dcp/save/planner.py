@@ -24,16 +24,15 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, UsageError
+from dcp.nested import Path, Places, require_distinct
 from dcp.rank_keys import split_rank_key
 from dcp.save.digests import LIMIT, digest_of, digest_of_record
 from dcp.save.files import pickled
 from dcp.save.shared import (
     Divergence,
     Local,
-    Path,
     dedup,
     divergences,
-    require_distinct,
     require_one_meaning,
     require_tiling,
     to_rank_keys,
@@ -52,7 +51,8 @@ class CheckedSavePlanner(DefaultSavePlanner):
     A value with a key of its own for every rank is saved under that key: ``rng`` of rank 17 stands under
     ``rng/rank_17``, ``loader.position`` under ``loader.position/rank_17``. ``StrictLoadPlanner(per_rank=
     ["rng"])`` gives each rank its own one back, into ``rng`` of its state, where as many ranks load as saved,
-    and refuses where they are more or fewer. Ranks count within the group that saves.
+    and refuses where they are others. Ranks count within the whole job, also where only a group of it saves:
+    no planner is told of the group.
 
     What could not be saved is refused before anything is written, and so before a step that is to be replaced
     is touched: objects that cannot be pickled, and shards that are not what their DTensor says of them.
@@ -120,7 +120,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
         if self.flatten_state_dict:
             paths: list[Path] = []
             traverse_state_dict(state_dict, lambda path, _: paths.append(path))
-            require_distinct(paths)
+            require_distinct(map(Places(state_dict).own, paths))
         super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
@@ -151,7 +151,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
                 if digest is not None:
                     digests[item.index] = digest
         paths = self.mappings if self.flatten_state_dict else {}
-        self.plan = dataclasses.replace(plan, planner_data=Local(paths, digests, whole))
+        self.plan = dataclasses.replace(plan, planner_data=Local(_rank(), paths, digests, whole))
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -176,7 +176,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
             found = [divergence for divergence in found if divergence.box is not None]
         if found:
             self._tell(found)
-        plans, paths = to_rank_keys(all_plans, told, apart, _numbers(len(all_plans)))
+        plans, paths = to_rank_keys(all_plans, told, apart)
         require_one_meaning(plans, paths)
         plans = dedup(plans, self.dedup_save_to_lowest_rank)
         require_tiling(plans, alone=len(plans) < _ranks())
@@ -286,8 +286,3 @@ def _ranks() -> int:
 
 def _rank() -> int:
     return distributed.get_rank() if _ranks() > 1 else 0
-
-
-def _numbers(plans: int) -> Sequence[int]:
-    """The rank of each plan: its place, except that a rank which plans alone still has its own number."""
-    return [distributed.get_rank()] if plans == 1 and _ranks() > 1 else range(plans)

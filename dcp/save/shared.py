@@ -1,7 +1,8 @@
 """What ranks hold under one key, and keys of their own for it. Pure functions on save plans.
 
-A rank's plan counts by its place: plan ``n`` is of rank ``n`` of the group that saves. `Local` is what a
-rank tells the coordinator beside its plan. `divergences` finds what several ranks hold and do not hold
+A rank's plan counts by its place, which is its rank in the group that saves; what ranks hold and how keys of
+their own are named goes by their number in the whole job. `Local` is what a rank tells the coordinator beside
+its plan. `divergences` finds what several ranks hold and do not hold
 alike: whole values, and shards of which there are replicas. `to_rank_keys` gives whole values names of
 their own (``rng`` becomes ``rng/rank_17``). `dedup` says which rank writes what several hold.
 """
@@ -10,9 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
@@ -20,20 +20,20 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from dcp.boxes import Box, check_tiling
 from dcp.errors import CheckpointError, UsageError
 from dcp.findings import Code
+from dcp.nested import Path, place
 from dcp.rank_keys import rank_key
 from dcp.save.files import size_of
 
 _SIDES = 8
 """Groups of ranks that an error lists one by one."""
 
-Path = tuple[Any, ...]
-"""Where a value stands in the nested state: names and list positions."""
-
 
 @dataclass(frozen=True, slots=True)
 class Local:
     """What one rank tells the coordinator. It travels as the plan's ``planner_data``."""
 
+    rank: int
+    """Its number in the whole job."""
     paths: Mapping[str, Path]
     """Path of each flattened key."""
     digests: Mapping[MetadataIndex, bytes]
@@ -73,13 +73,13 @@ def divergences(plans: Sequence[SavePlan], locals_: Sequence[Local]) -> list[Div
     """What is not the same on all ranks that hold it."""
     sides: dict[MetadataIndex | str, dict[bytes, list[int]]] = defaultdict(lambda: defaultdict(list))
     items: dict[MetadataIndex | str, dict[bytes, WriteItem]] = defaultdict(dict)
-    for rank, (plan, local) in enumerate(zip(plans, locals_, strict=True)):
+    for plan, local in zip(plans, locals_, strict=True):
         for item in plan.items:
             digest = local.digests.get(item.index)
             if digest is not None:
                 # A tensor on one rank and an object on another differ too.
                 place = item.index.fqn if item.index.fqn in local.whole else item.index
-                sides[place][digest].append(rank)
+                sides[place][digest].append(local.rank)
                 items[place].setdefault(digest, item)
     return [
         Divergence(
@@ -126,12 +126,9 @@ def dedup(plans: Sequence[SavePlan], to_lowest_rank: bool) -> list[SavePlan]:
 
 
 def to_rank_keys(
-    plans: Sequence[SavePlan], locals_: Sequence[Local], keys: Set[str], numbers: Sequence[int]
+    plans: Sequence[SavePlan], locals_: Sequence[Local], keys: Set[str]
 ) -> tuple[list[SavePlan], list[dict[str, Path]]]:
     """Give each rank's whole value of ``keys`` a key of its own; the plans and paths with these keys.
-
-    Args:
-        numbers: the rank of each plan.
 
     Raises:
         UsageError: a key so made is there already.
@@ -139,8 +136,8 @@ def to_rank_keys(
     taken = {item.index.fqn for plan in plans for item in plan.items}
     new_plans: list[SavePlan] = []
     new_paths: list[dict[str, Path]] = []
-    for plan, local, rank in zip(plans, locals_, numbers, strict=True):
-        paths = dict(local.paths)
+    for plan, local in zip(plans, locals_, strict=True):
+        rank, paths = local.rank, dict(local.paths)
         items = []
         for item in plan.items:
             key = item.index.fqn
@@ -176,7 +173,7 @@ def require_one_meaning(plans: Sequence[SavePlan], paths: Sequence[Mapping[str, 
         for key, path in own.items():
             first, known = places.setdefault(key, (rank, path))
             if known != path:
-                raise _two(key, f"{_place(known)} on rank {first}", f"{_place(path)} on rank {rank}")
+                raise _two(key, f"{place(known)} on rank {first}", f"{place(path)} on rank {rank}")
     kinds: dict[str, tuple[int, str]] = {}
     boxes: dict[MetadataIndex, tuple[int, Box]] = {}
     for rank, plan in enumerate(plans):
@@ -232,22 +229,6 @@ def require_tiling(plans: Sequence[SavePlan], alone: bool) -> None:
             raise _tiling("tiling.gap", key, f"{who} {gap} of the shape {list(shapes[key])}")
 
 
-def require_distinct(paths: Iterable[Path]) -> None:
-    """No two places of a nested state have one key once it is flattened.
-
-    Raises:
-        UsageError: two have; names both.
-    """
-    seen: dict[str, Path] = {}
-    for path in paths:
-        key = ".".join(map(str, path))
-        known = seen.setdefault(key, path)
-        if known is not path:
-            raise UsageError(
-                f"{_place(known)} and {_place(path)} of the state would both be saved as {key}: rename one"
-            )
-
-
 def _own_path(path: Path, own: str, rank: int) -> Path:
     # An item of a list has no name to add to: the key itself becomes one at the top.
     return (*path[:-1], rank_key(path[-1], rank)) if isinstance(path[-1], str) else (own,)
@@ -270,10 +251,6 @@ def _box(item: WriteItem) -> Box | None:
 
 def _tiling(code: Code, key: str, what: str) -> CheckpointError:
     return CheckpointError(f"{key}: {what}", code=code, key=key)
-
-
-def _place(path: Path) -> str:
-    return "state" + "".join(f"[{part!r}]" for part in path)
 
 
 def _two(key: str, one: str, other: str) -> CheckpointError:

@@ -26,13 +26,13 @@ from dcp.archive import PICKLE
 from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import RecordError, UsageError
+from dcp.nested import Path
 from dcp.pickles.graph import walk
 from dcp.pickles.nodes import Call, PersistentRef, Value
 from dcp.pickles.reader import read
 from dcp.pickles.scan import Verdict, judge, scan
 from dcp.pickles.tensors import TensorNode, is_tensor, storage_of, tensor_of
 from dcp.records import in_c_order
-from dcp.save.shared import Path
 from dcp.storage.faults import calling
 from dcp.zip_entries import Entry, all_entries, is_zip
 

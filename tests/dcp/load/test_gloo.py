@@ -105,7 +105,7 @@ def test_a_missing_file_is_told_once(golden_copy: Callable[[str], Path]) -> None
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "dcp.load.gloo_rank" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "dcp.load.gloo_start" in child.cmdline()]
 
 
 @pytest.mark.parametrize("reader", ["bucket", "torch"])
@@ -172,10 +172,12 @@ test_load({str(fsdp2_checkpoint.path)!r}, ["fsdp=2"], engine="gloo", timeout=120
 """
     starter = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     process = psutil.Process(starter.pid)
-    while not (ranks := [c for c in process.children() if "dcp.load.gloo_rank" in c.cmdline()]):
+    while not (ranks := [c for c in process.children() if "dcp.load.gloo_start" in c.cmdline()]):
         time.sleep(0.05)
         assert starter.poll() is None
     starter.kill()
     starter.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=60)
+    # Less than the ranks take to import torch.
+    _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive
+    assert not list(tmp_path.glob("ckpt-gloo-*"))

@@ -1,6 +1,7 @@
 """The load planners in one process, under torch's own `load`, with torch's reader and with ours."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -199,6 +200,27 @@ def test_all_transforms_on_the_way_in(tmp_path: Path, reader: Reader) -> None:
     assert set(report.transformed) == model.keys() - {"h.n"}
 
 
+def test_a_tensor_may_be_joined_twice_and_kept(tmp_path: Path, reader: Reader) -> None:
+    source = {name: torch.full((2, 3), float(number)) for number, name in enumerate("qkv")}
+    path = str(save(source, tmp_path / "step"))
+    state = {"qkv": torch.zeros(6, 3), "kv": torch.zeros(4, 3), "k": torch.zeros(2, 3)}
+    planner = dcp.StrictLoadPlanner(
+        transform={"qkv": dcp.join(0, ["q", "k", "v"]), "kv": dcp.join(0, ["k", "v"])}
+    )
+    load(state, reader(path), planner)
+    assert torch.equal(state["qkv"], torch.cat(list(source.values())))
+    assert torch.equal(state["kv"], torch.cat([source["k"], source["v"]]))
+    assert torch.equal(state["k"], source["k"])
+
+
+@pytest.mark.parametrize(
+    "given", [{"rename": "a=b"}, {"transform": {"a": "bfloat16"}}, {"transform": "bfloat16"}]
+)
+def test_texts_are_no_rules(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"\{'a': 'b'\}|cast\('bfloat16'\)"):
+        dcp.StrictLoadPlanner(**given)
+
+
 def test_dimensions_in_any_order(tmp_path: Path, reader: Reader) -> None:
     cube = torch.arange(24, dtype=torch.int64).reshape(2, 3, 4)
     path = str(save({"cube": cube}, tmp_path / "step"))
@@ -214,8 +236,8 @@ def test_a_collision_and_a_failed_transform_are_told_with_the_rest(tmp_path: Pat
     error = refused({"b.w": torch.zeros(2), "c": torch.zeros(3), "d": 1}, reader(path), planner)
     assert [(f.code, f.key) for f in error.findings] == [
         ("keys.renamed", "b.w"),
-        ("keys.shape", "c"),
         ("keys.missing", "d"),
+        ("keys.shape", "c"),
     ]
     assert "a.w and b.w would both be named b.w" in str(error)
 
@@ -231,6 +253,87 @@ def test_rules_that_meet_nothing_warn(tmp_path: Path, reader: Reader) -> None:
         "transform 'z.*' matches no tensor",
     ]
     assert (state["w"] == 1).all()
+
+
+def test_objects_go_where_the_state_has_them(tmp_path: Path, reader: Reader) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5])
+    source: dict[str, Any] = {
+        "seen": {0: 10, 1: [20, 21]},
+        "schedule": schedule.state_dict(),
+        "list": [{3: {"n": 4}}, {None: torch.ones(2)}],
+    }
+    path = str(save(source, tmp_path / "step"))
+    state: dict[str, Any] = {
+        "seen": {0: 0, 1: [0, 0]},
+        "schedule": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5]).state_dict(),
+        "list": [{3: {"n": 0}}, {None: torch.zeros(2)}],
+    }
+    load(state, reader(path), dcp.StrictLoadPlanner())
+    assert state["seen"] == source["seen"]
+    assert dict(state["schedule"]["milestones"]) == {2: 1, 5: 1}
+    assert state["list"][0] == {3: {"n": 4}}
+    assert list(state["list"][1]) == [None]
+    save(state, tmp_path / "again", planner=dcp.CheckedSavePlanner())
+
+
+def test_names_that_are_the_same_as_text_are_both_shown() -> None:
+    planner = dcp.StrictLoadPlanner()
+    with pytest.raises(UsageError, match=re.escape("state['seen'][0] and state['seen']['0'] of the state")):
+        planner.set_up_planner({"seen": {0: 1, "0": 2}}, None, True)
+    with pytest.raises(UsageError, match=re.escape("state[0] and state['0'] of the state")):
+        dcp.StrictLoadPlanner(flatten_state_dict=False).set_up_planner({0: 1, "0": 2}, None, True)  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match=re.escape("state['a']['b'] and state['a.b'] of the state")):
+        planner.set_up_planner({"a": {"b": 1}, "a.b": 2}, None, True)
+    with pytest.raises(UsageError, match=re.escape("state['seen'][0] and state['seen']['0'] of the state")):
+        dcp.CheckedSavePlanner().set_up_planner({"seen": {0: 1, "0": 2}})
+
+
+def test_objects_are_loaded_unflattened_too(tmp_path: Path, reader: Reader) -> None:
+    source = {"w": torch.ones(2), "nested": {"n": 1, "t": torch.ones(1)}, "n": 5}
+    planner = torch_checkpoint.DefaultSavePlanner(flatten_state_dict=False)
+    path = str(save(source, tmp_path / "step", planner=planner))
+    state: dict[str, Any] = {"w": torch.zeros(2), "nested": {"n": 0}, "n": 0}
+    strict = dcp.StrictLoadPlanner(flatten_state_dict=False)
+    load(state, reader(path), strict)
+    assert (state["n"], state["nested"]["n"]) == (5, 1)
+    assert state["w"].all()
+    assert state["nested"]["t"].all()
+    assert sorted(strict.report.loaded) == ["n", "nested", "w"]
+
+
+def test_tensors_without_memory_are_named(tmp_path: Path) -> None:
+    path = str(save({"w": torch.ones(2)}, tmp_path / "step"))
+    with pytest.raises(CheckpointException, match=r"w is on the meta device.*to_empty"):
+        load({"w": torch.empty(2, device="meta")}, dcp.BucketReader(path), dcp.StrictLoadPlanner())
+
+
+def test_patterns_that_meet_nothing_warn(tmp_path: Path, reader: Reader) -> None:
+    path = str(save({"w": torch.ones(2)}, tmp_path / "step"))
+    planner = dcp.PartialLoadPlanner(["head.*", "w"], skip=["optim.*"], per_rank=["rng"])
+    with pytest.warns(UserWarning, match="matches no") as caught:
+        load({"w": torch.zeros(2)}, reader(path), planner)
+    assert [str(w.message) for w in caught if "matches no" in str(w.message)] == [
+        "skip pattern 'optim.*' matches no key",
+        "per_rank pattern 'rng' matches no key",
+        "allow_missing pattern 'head.*' matches no key",
+    ]
+
+
+def test_values_of_every_rank_are_told_of_in_order_and_can_be_renamed(tmp_path: Path, reader: Reader) -> None:
+    own = {f"rng/rank_{rank}": rank for rank in (10, 2, 0, 1, *range(3, 10))}
+    path = str(save(own, tmp_path / "step"))
+    error = refused({"rng": 0}, reader(path), dcp.StrictLoadPlanner())
+    assert "load it with per_rank=['rng']" in str(error)
+    assert "rename" not in str(error)
+    keys = [found.key for found in error.findings if found.code == "keys.unexpected"]
+    assert keys == [f"rng/rank_{rank}" for rank in range(11)]
+    state: dict[str, Any] = {"st": {"rng": -1}}
+    planner = dcp.PartialLoadPlanner(rename={"rng": "st.rng"}, per_rank=["st.rng"])
+    load(state, reader(path), planner)
+    assert state == {"st": {"rng": 0}}
+    assert planner.report.loaded == ["st.rng/rank_0"]
 
 
 def test_names_that_only_changed_are_recognised(tmp_path: Path, reader: Reader) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
+import dcp
 from dcp.boxes import Box, check_tiling
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import NotLoadableError, UsageError
@@ -435,3 +436,26 @@ def test_allowed_classes_are_not_warned_of(golden: Callable[[str], Path]) -> Non
     assert "cfg" not in {found.key for found in allowed.findings}
     assert allowed.objects == plain.objects
     assert allowed.objects_scanned == plain.objects_scanned + 2
+
+
+def test_data_newer_than_the_index_is_refused_as_the_reader_refuses_it(tmp_path: Path) -> None:
+    path = save({"w": torch.ones(4)}, tmp_path / "step")
+    [data] = path.glob("*.distcp")
+    written = (path / ".metadata").stat().st_mtime
+    os.utime(data, (written + 3 * 86400, written + 3 * 86400))
+    report = load_test(path, ["fsdp=2"])
+    [found] = report.layouts[0].findings
+    assert (report.ok, found.code, found.file) == (False, "files.newer-than-metadata", data.name)
+    assert "was written 3 d after .metadata" in found.message
+    assert load_test(path, ["fsdp=2"], copied=True).ok
+
+
+def test_what_a_caller_gave_wrong_is_said(tmp_path: Path) -> None:
+    path = save({"w": torch.ones(4, 4)}, tmp_path / "step")
+    for call in (load_test, dcp.forecast):
+        with pytest.raises(UsageError, match="layouts is one text"):
+            call(path, layouts="fsdp=2")
+        with pytest.raises(UsageError, match="there is no file of tp rules at"):
+            call(path, layouts=["tp=2"], tp_rules=str(tmp_path / "none.toml"))
+    [layout] = dcp.forecast(path, layouts=["tp=2"], tp_rules={"w": "row"}).layouts
+    assert layout.ranks == 2

@@ -19,6 +19,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from dcp.checkpoint import survey
 from dcp.errors import ChangedError, EnvironmentFault, NotFoundError
 from dcp.findings import Finding, Report
@@ -63,6 +65,8 @@ class PublishReport(Report):
     first: bool
     alias: str
     """Manifest that ``latest`` leads to now, relative to the run's directory."""
+    findings: list[Finding] = Field(default_factory=list)
+    """Of what was published by hand: what is not the step's as it stands there."""
 
 
 @boundary

@@ -1,29 +1,33 @@
 """Publishing by hand: files that `ckpt export` wrote somewhere, under the name that consumers trust.
 
 `publish_export` copies them once, hashing on the way, into the published directory of the step they were
-exported from, and then publishes that directory as the lifecycle does. The step must validate now. Nothing
-here proves that the files really came from that step: whoever publishes by hand vouches for it, and the
-manifest says who that was. The ledger then knows the step as published, so the lifecycle leaves it alone.
+exported from, and then publishes that directory as the lifecycle does. The step must validate now, the files
+must be whole, and what bears the name of one of the step's tensors must be that tensor. For objects and for
+tensors that are none of the step's whoever publishes by hand vouches: the manifest says which they are, and
+who that was. The ledger then knows the step as published, so the lifecycle leaves it alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dcp.checkpoint import survey
-from dcp.errors import NotFoundError, NotLoadableError, UsageError
+from dcp.errors import ChangedError, NotFoundError, NotLoadableError, UsageError
+from dcp.exporting.provenance import provenance
 from dcp.exporting.sink import HashingSink
-from dcp.findings import Finding, errors_of
+from dcp.findings import Finding, errors_of, has_errors
 from dcp.storage import ByteRange, Sink, Store, fetch, open_parent
 from dcp.storage.urls import split_url
 from dcp.validation import validate
 from tasks.discover import describe, judge
+from tasks.foreign_files import open_export
 from tasks.ledger import DONE, Ledger, StepKey
 from tasks.manifest import Artifact, Manifest, PublishedFile, published_directory, read_manifest
 from tasks.outcomes import boundary
 from tasks.publish import PublishReport, publish_step
+from tasks.tensor_check import published as published_tensors
 
 BLOCK = 16 << 20
 """Bytes of one read; four may be in flight."""
@@ -61,7 +65,9 @@ def publish_export(
 
     Raises:
         UsageError: there is no such export, or the step is published already with other files.
-        NotLoadableError: the step does not validate; carries the findings.
+        CheckpointError: the export is damaged, holds no tensors, or changed while it was copied.
+        NotLoadableError: the step does not validate, or the export holds others under the names of its
+            tensors; carries the findings.
         EnvironmentFault: storage failed.
     """
     source, names = _files(export)
@@ -77,19 +83,30 @@ def publish_export(
     told = _counter(sum(names.values()), progress)
     started = time.perf_counter()
     standing = read_manifest(store)
+    opened = None
+    foreign: list[Finding] = []
     if standing is None:
+        before = _identities(source, names)
+        opened = open_export(source, names, export)
+        foreign = [*provenance(found.checkpoint, opened.tensors).findings(), *opened.findings]
+        if has_errors(foreign):
+            raise NotLoadableError(f"{export} is not an export of {url}", list(errors_of(foreign)))
         files = [_copied(source, name, size, store, told) for name, size in names.items()]
+        if _identities(source, names) != before:
+            raise ChangedError(f"{export} was written again while it was copied", code="records.corrupt")
     else:
         files = [_hashed(source, name, size, _Nowhere(), told) for name, size in names.items()]
         _require_published(store, standing, files)
     artifact = Artifact(
         name=split_url(export)[1],
-        format="safetensors" if any(file.name.endswith(".safetensors") for file in files) else "torch",
+        format=opened.format if opened else "torch",
         files=files,
+        tensors=published_tensors(opened.tensors) if opened else {},
+        findings=foreign,
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 6),
     )
-    warnings: list[Finding] = [found for found in report.findings if found.severity == "warning"]
+    warnings = [said for said in [*report.findings, *foreign] if said.severity == "warning"]
     published = publish_step(
         url,
         publish_root,
@@ -109,7 +126,12 @@ def publish_export(
     ledger.create(key, "seen", seen)
     ledger.create(key, DONE["export"], {"artifacts": [artifact.model_dump(mode="json")], "by_hand": True})
     ledger.create(key, DONE["publish"], published.model_dump(mode="json", exclude={"first"}))
-    return published
+    return published.model_copy(update={"findings": foreign})
+
+
+def _identities(store: Store, names: Iterable[str]) -> dict[str, str]:
+    """What changes whenever one of the files is written again."""
+    return {name: store.info(name).identity for name in names}
 
 
 def _files(export: str) -> tuple[Store, dict[str, int]]:

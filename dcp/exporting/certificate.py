@@ -35,6 +35,8 @@ _BLOCK = 4 << 20
 _THREADS = 4
 _BUFFER = 1 << 16
 _LOCAL = struct.Struct("<26xHH")
+_END = 22
+"""Bytes of the record that an archive without a comment ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,8 @@ def require_sound(store: Store, name: str) -> Contents:
     found = look_into(store, name)
     size = store.info(name).size
     if found.format == "torch":
+        if store.read_range(name, max(0, size - _END), size)[:4] != b"PK\x05\x06":
+            raise RecordError(f"{name} does not end as an archive does", code="records.corrupt", file=name)
         with _damage(name), ZipFile(io.BufferedReader(_Object(store, name, size), _BLOCK)) as archive:
             # torch can be told to leave CRCs out.
             wrong = archive.testzip() if any(entry.CRC for entry in archive.infolist()) else None

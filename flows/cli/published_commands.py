@@ -38,10 +38,11 @@ def publish(
 ) -> int:
     """Publish an export with its manifest, by hand.
 
-    The step must validate. The files are copied below the run's publish root, hashed on the way, and the
-    manifest comes last; `latest` moves forward. That the files came from the step is on your word: what the
-    lifecycle publishes (ckpt run, ckpt watch) needs no such trust. With --alias and no URL nothing is copied:
-    the alias is led to what is published already, also back to an older step.
+    The step must validate, the files must be whole, and tensors under the step's names must be the step's.
+    The files are copied below the run's publish root, hashed on the way, and the manifest comes last;
+    `latest` moves forward. Which tensors are the step's under another name, cast, or none of it (and so on
+    your word) is said and stands in the manifest; objects are on your word. With --alias and no URL nothing
+    is copied: the alias is led to what is published already, also back to an older step.
 
     \b
     Examples:
@@ -113,7 +114,9 @@ def verify(
     ],
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Compare every tensor too with what was read from the checkpoint, and objects."),
+        typer.Option(
+            "--deep", help="Compare every tensor too with what was read from the checkpoint, and objects."
+        ),
     ] = False,
 ) -> int:
     """Hash a published step again, against its manifest.

@@ -25,6 +25,8 @@ def show_publication(out: Output, report: PublishReport, alias: str | None) -> N
     )
     if alias is not None:
         out.line(f"{name(alias)} leads to it")
+    for said in report.findings:
+        out.line(f"{said.severity}: {name(said.message)}")
     if not report.first:
         out.line("It was published before; nothing changed.")
 

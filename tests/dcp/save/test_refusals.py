@@ -167,6 +167,16 @@ def test_what_differs_is_said(tmp_path: Path) -> None:
         run_ranks(_save_other_dtypes, 2, str(tmp_path / "step"))
 
 
+def test_a_reader_refuses_the_same_places_and_options(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown protocol 'foo'"):
+        dcp.BucketReader("foo://bucket/step")
+    for place in (str(tmp_path), "memory://b/step"):
+        with pytest.raises(UsageError, match="'memory_bugdet'; it seems that 'memory_budget' is meant"):
+            dcp.BucketReader(place, memory_bugdet=1)
+    with pytest.raises(UsageError, match=r"no option 'token', and .* is a local path"):
+        dcp.BucketReader(tmp_path, token="anon")
+
+
 def test_places_and_options_that_are_not_possible(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown protocol 'foo'"):
         BucketWriter("foo://bucket/step")

@@ -234,8 +234,8 @@ def export(
         bool,
         typer.Option(
             "--tie",
-            help="Let tensors with the same bytes in the checkpoint share one storage; of safetensors keep only "
-            "the first. Those of one repeated value, as all zeros, are never tied.",
+            help="Let tensors with the same bytes in the checkpoint share one storage; of safetensors "
+            "keep only the first. Those of one repeated value, as all zeros, are never tied.",
         ),
     ] = False,
     max_shard_size: Annotated[

@@ -6,6 +6,8 @@ where there is one. Everything that tells people what to do asks here.
 
 from __future__ import annotations
 
+import errno
+
 from dcp.errors import (
     AlreadyExistsError,
     BusyError,
@@ -127,10 +129,28 @@ _ERRORS: tuple[tuple[type[CkptError], str], ...] = (
 )
 
 
+_LOCAL_FORBIDDEN = "See whose it is and what may be done there (ls -ld, mount), or choose another place."
+_TOO_LARGE = "Raise the limit (ulimit -f) or choose another filesystem; nothing half-written was left behind."
+
+
+def _on_this_machine(error: BaseException) -> str:
+    """Advice for what a local filesystem refuses, where that is not a bucket's; otherwise empty."""
+    if not isinstance(error, StorageError) or not error.url or "://" in error.url:
+        return ""
+    if isinstance(error, ForbiddenError):
+        return _LOCAL_FORBIDDEN
+    if isinstance(error, OutOfSpaceError) and getattr(error.__cause__, "errno", None) == errno.EFBIG:
+        return _TOO_LARGE
+    return ""
+
+
 def advice_for(what: Code | BaseException, url: str = "URL") -> str:
     """The next step for a finding code or an error; empty where there is nothing useful to say."""
     if isinstance(what, BaseException):
         code: Code | None = getattr(what, "code", None)
+        local = _on_this_machine(what)
+        if local:
+            return local
         for kind, text in _ERRORS:
             if isinstance(what, kind):
                 return text.format(url=url)

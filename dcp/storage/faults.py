@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _CREDENTIAL_ERRORS = {
     "NoCredentialsError",
@@ -60,11 +60,15 @@ def translate(error: BaseException, url: str) -> CkptError:
     if type(error).__name__ in _CREDENTIAL_ERRORS:
         return ForbiddenError(f"no usable credentials for {url} ({reason})", url)
     if isinstance(error, PermissionError) or number in _DENIED or status in (401, 403):
+        if number == errno.EROFS:
+            return ForbiddenError(f"{url} is on a filesystem that can only be read ({reason})", url)
         return ForbiddenError(f"no permission for {url} ({reason})", url)
     if isinstance(error, NotADirectoryError):
         return NotFoundError(f"{url} is a file, not a directory", url)
     if isinstance(error, FileNotFoundError | IsADirectoryError) or status == 404:
         return NotFoundError(f"nothing at {url}", url)
+    if number == errno.EFBIG:
+        return OutOfSpaceError(f"{url} would be larger than a file may be there ({reason})", url)
     if number in _FULL:
         return OutOfSpaceError(f"no space left writing {url} ({reason})", url)
     return UnreachableError(f"cannot reach {url} ({reason})", url)

@@ -66,9 +66,9 @@ _CODES: dict[Code, str] = {
     "from an earlier step: ckpt status",
     "tiling.out-of-bounds": "The index is inconsistent. Resume from an earlier step: ckpt status",
     "keys.missing": "The loading code expects these keys. Compare with a step that loads: "
-    "ckpt validate --against GOOD_STEP {url}",
+    "ckpt validate --against {earlier} {url}",
     "keys.unexpected": "Loading ignores these keys in silence. If the model is not meant to have changed, "
-    "see since when: ckpt diff EARLIER_STEP {url}",
+    "see since when: ckpt diff {earlier} {url}",
     "keys.renamed": "The names changed, not the tensors. Rename on export by the rule above, here for an "
     "inserted 'net.': ckpt export --rename 'net[.]=>' {url} DEST",
     "keys.shape": "The model changed shape since the expectation was recorded. If that is intended, record "
@@ -76,16 +76,16 @@ _CODES: dict[Code, str] = {
     "keys.dtype": "Loading would cast in silence. If the new type is intended: "
     "ckpt contract {url} > contract.json",
     "keys.kind": "A tensor and an object changed places; loading would replace one by the other in "
-    "silence. See since when: ckpt diff EARLIER_STEP {url}",
+    "silence. See since when: ckpt diff {earlier} {url}",
     "keys.ignored": "Ignored by the settings.",
     "ranks.shared-value": "Save such values under per-rank keys, e.g. rng/rank_0.",
     "optim.incomplete": "The optimizer would start some moments from nothing. Check the saving code.",
     "values.nonfinite": "The model holds NaN or infinity. Look at the loss of this step before using it.",
     "values.unchanged": "These tensors did not change since the compared step.",
     "values.zero": "A weight that is all zero was lost, or never trained. Compare with the step before: "
-    "ckpt validate --scrub --against EARLIER_STEP {url}",
+    "ckpt validate --scrub --against {earlier} {url}",
     "values.norm-jump": "Look at the loss between the two steps before using this one: ckpt diff --values "
-    "EARLIER_STEP {url}",
+    "{earlier} {url}",
     "export.dropped-empty": "Empty containers are dropped when the checkpoint is saved, not here.",
     "export.unsafe-object": "Left out of the export. To keep it: ckpt export --allow-pickle {url} DEST",
     "export.skipped-object": "The format cannot hold it.",
@@ -144,8 +144,14 @@ def _on_this_machine(error: BaseException) -> str:
     return ""
 
 
-def advice_for(what: Code | BaseException, url: str = "URL") -> str:
-    """The next step for a finding code or an error; empty where there is nothing useful to say."""
+def advice_for(what: Code | BaseException, url: str = "URL", *, earlier: str = "EARLIER_STEP") -> str:
+    """The next step for a finding code or an error; empty where there is nothing useful to say.
+
+    Args:
+        what: the code or the error.
+        url: of the checkpoint.
+        earlier: of an earlier checkpoint that is good, to hold it against.
+    """
     if isinstance(what, BaseException):
         code: Code | None = getattr(what, "code", None)
         local = _on_this_machine(what)
@@ -156,5 +162,5 @@ def advice_for(what: Code | BaseException, url: str = "URL") -> str:
                 return text.format(url=url)
         if not isinstance(what, CkptError) or code is None:
             return ""
-        return _CODES[code].format(url=url)
-    return _CODES[what].format(url=url)
+        return _CODES[code].format(url=url, earlier=earlier)
+    return _CODES[what].format(url=url, earlier=earlier)

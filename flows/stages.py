@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dcp.checkpoint import Kind
+from dcp.contract import Contract
 from dcp.errors import ChangedError, CheckpointError, NotFoundError, SettingsError
 from dcp.findings import Finding
 from dcp.storage import open_store
@@ -86,13 +87,14 @@ class Stages(StepWork):
         self.records = self.ledger.stages(self.key)
         self.ledger.create(self.key, "seen", describe(self.found))
         if not report.ok:
+            judged = {"basis": basis, "expected": self._expected_step(contract)}
             failure = failure_of_report(
                 "validate",
                 problem_of(report.state, report.findings),
                 report.findings,
                 f"it is {report.state}",
             )
-            self.fail(failure.model_copy(update={"basis": basis}), seconds)
+            self.fail(failure.model_copy(update=judged), seconds)
         self.accept()
         if self.skips("validate"):
             return
@@ -109,6 +111,12 @@ class Stages(StepWork):
         }
         self.tensors = report.tensors
         self.done("validate", facts, seconds)
+
+    def _expected_step(self, contract: Contract | None) -> str:
+        """URL of the step whose keys were expected, if it was one."""
+        if contract is None or self.settings_of_run.expectation != "previous":
+            return ""
+        return contract.source or ""
 
     def _keep_contract(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flows.following import FAILED, RECOVERED
+from flows.next_command import shown_again_by
 from flows.run_telling import tell_mistake
 from flows.workshop import Workshop
 from tasks.after import FollowUp
@@ -27,9 +28,12 @@ class Teller:
     def failed(self, key: StepKey, failure: Failure) -> None:
         """Tell of a failed stage, once for each problem of these bytes."""
         config = str(self.workshop.settings.file)
-        alert = alert_for_failure(self.ledger, key, failure, url=self.url, since=self.changed, config=config)
+        again = shown_again_by(self.workshop.run, self.url, failure)
+        alert = alert_for_failure(
+            self.ledger, key, failure, url=self.url, since=self.changed, config=config, again=again
+        )
         if failure.problem == "key-mismatch":
-            alert = replace(alert, advice=f"{alert.advice} {self._acceptance()}".strip())
+            alert = replace(alert, advice=f"{alert.advice}\n{self._acceptance()}".strip())
         self._raise(key, alert)
 
     def _acceptance(self) -> str:

@@ -116,7 +116,14 @@ class AlertReport(Report):
 
 
 def alert_for_failure(
-    ledger: Ledger, key: StepKey, failure: Failure, *, url: str, since: float | None, config: str = ""
+    ledger: Ledger,
+    key: StepKey,
+    failure: Failure,
+    *,
+    url: str,
+    since: float | None,
+    config: str = "",
+    again: str = "",
 ) -> Alert:
     """The alert that a failed stage makes.
 
@@ -127,13 +134,11 @@ def alert_for_failure(
         url: the step in the source.
         since: last change of the step, seconds since the epoch.
         config: path of the settings file, for the command to type.
+        again: the command that shows a failure of the checkpoint itself again.
     """
-    command = f"ckpt validate {url}"
-    if failure.problem == "test-load":
-        command = f"ckpt test-load {url}"
-    elif not failure.final:
+    command = again
+    if not command:
         command = f"ckpt run {url} --config {config}" if config else f"ckpt run {url}"
-    code = next((code for code in failure.codes if code in _CODES), None)
     return Alert(
         run=ledger.run,
         step=key.step,
@@ -143,8 +148,17 @@ def alert_for_failure(
         where=url,
         since=timestamp(since if since is not None else ledger.clock()),
         command=command,
-        advice=advice_for(code, url) if code else "",  # type: ignore[arg-type]  # it is one of Code
+        advice=_advice(failure, url),
     )
+
+
+def _advice(failure: Failure, url: str) -> str:
+    """What to do about the first of the failure's codes that is known."""
+    code = next((code for code in failure.codes if code in _CODES), None)
+    if code is None:
+        return ""
+    known: dict[str, str] = {"earlier": failure.expected} if failure.expected else {}
+    return advice_for(code, url, **known)  # type: ignore[arg-type]  # it is one of Code
 
 
 def plain(text: str, limit: int = 1000) -> str:

@@ -119,6 +119,8 @@ class Failure(BaseModel):
     """Class of the exception, where one was raised."""
     basis: str = ""
     """Whose keys an operator had accepted when the keys were judged, see `tasks.acceptance`."""
+    expected: str = ""
+    """URL of the step that the keys were held against; empty where it was no step."""
     codes: dict[str, int] = Field(default_factory=dict)
     """Error findings counted by code."""
     errors: int = 0

@@ -82,19 +82,26 @@ def test_of_racing_watchers_one_tells(kind: str, request: pytest.FixtureRequest,
 def test_what_people_read_says_what_where_since_and_what_to_type(ledger: Ledger) -> None:
     missing = finding("files.missing", "__0_0.distcp is not there", file="__0_0.distcp")
     failure = failure_of_report("validate", "torn", [missing], "")
-    told = alert_for_failure(ledger, KEY, failure, url=URL, since=1_700_000_000.0)
+    again = f"ckpt validate --scrub {URL}"
+    told = alert_for_failure(ledger, KEY, failure, url=URL, since=1_700_000_000.0, again=again)
     assert told.body.splitlines()[:4] == [
         "What: files.missing: __0_0.distcp is not there",
         f"Where: {URL}",
         "Since: 2023-11-14T22:13:20.000+00:00",
-        f"Next: ckpt validate {URL}",
+        f"Next: {again}",
     ]
     assert len(told.body.splitlines()) == 5
     assert (told.event, told.resource) == ("checkpoint.torn", "checkpoint.run.step_1")
     env = failure.model_copy(update={"final": False, "problem": "export", "codes": {}})
     assert alert_for_failure(ledger, KEY, env, url=URL, since=None).command == f"ckpt run {URL}"
-    load = failure.model_copy(update={"problem": "test-load"})
-    assert alert_for_failure(ledger, KEY, load, url=URL, since=None).command == f"ckpt test-load {URL}"
+
+
+def test_advice_names_the_step_that_the_keys_were_held_against(ledger: Ledger) -> None:
+    missing = finding("keys.missing", "w is expected and absent", key="w")
+    failure = failure_of_report("validate", "key-mismatch", [missing], "")
+    failure = failure.model_copy(update={"expected": "gs://train/run/step_0"})
+    told = alert_for_failure(ledger, KEY, failure, url=URL, since=None)
+    assert told.advice.endswith(f"ckpt validate --against gs://train/run/step_0 {URL}")
 
 
 def test_text_from_a_bucket_is_harmless() -> None:

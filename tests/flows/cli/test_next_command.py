@@ -1,0 +1,68 @@
+"""The command that an alert says to type shows the very fault again that people were told of."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.flows.cli.ckpt import Ckpt
+from tests.support.lifecycle import OTHER_KEYS, SMALL, Lifecycle
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Lifecycle:
+    return Lifecycle(str(tmp_path / "a place"), tmp_path / "settings")
+
+
+def typed(ckpt: Ckpt, command: str) -> tuple[int, str]:
+    """Exit code and output of a command from an alert."""
+    program, *arguments = shlex.split(command)
+    assert program == "ckpt"
+    done = ckpt(*arguments)
+    return done.code, done.out + done.err
+
+
+def test_other_keys_than_the_step_before(here: Lifecycle, ckpt: Ckpt) -> None:
+    settings = here.settings(expectation="previous")
+    here.save("step_1")
+    here.save("step_2", OTHER_KEYS)
+    here.once(settings)
+    [alert] = here.told
+    assert alert.problem == "key-mismatch"
+    assert f"--against '{here.source.url}/step_1'" in alert.command
+    code, output = typed(ckpt, alert.command)
+    assert code == 1
+    assert "keys.missing" in output
+    assert "GOOD_STEP" not in alert.body
+    assert "EARLIER_STEP" not in alert.body
+    # Each command has a line's end to itself: copied with the line, it is all that is copied.
+    assert [line.rpartition(": ")[2].split()[0] for line in alert.advice.splitlines()] == ["ckpt", "ckpt"]
+
+
+@pytest.mark.parametrize("ignored", [["*_extra_state*"], []])
+def test_other_keys_than_a_contract_has(here: Lifecycle, ckpt: Ckpt, ignored: list[str]) -> None:
+    here.save("step_1", OTHER_KEYS)
+    written = ckpt("contract", f"{here.source.url}/step_1")
+    here.directory.mkdir(parents=True)
+    contract = here.directory / "contract.json"
+    contract.write_text(written.out)
+    settings = here.settings(expectation=str(contract), ignore_keys=ignored)
+    here.save("step_2", SMALL)
+    here.once(settings)
+    [alert] = here.told
+    code, output = typed(ckpt, alert.command)
+    assert (code, "keys.missing" in output) == (1, True)
+
+
+def test_damage_that_only_a_scrub_finds(here: Lifecycle, ckpt: Ckpt) -> None:
+    settings = here.settings(scrub=True, copied=True)
+    here.save("step_1")
+    name = next(o.name for o in here.source.objects() if o.name.startswith("step_1/__"))
+    data = bytearray(here.source.read(name, 1 << 30))
+    at = data.rindex(b"PK\x01\x02") // 2
+    data[at : at + 64] = bytes(byte ^ 0xFF for byte in data[at : at + 64])
+    here.source.replace(name, bytes(data))
+    here.once(settings)
+    [alert] = here.told
+    assert "--scrub --copied" in alert.command
+    assert typed(ckpt, alert.command)[0] == 1

@@ -31,7 +31,7 @@ from dcp.collector import gc_paused
 from dcp.errors import UsageError
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
-from dcp.load.report import Engine, LayoutReport, TestLoadReport
+from dcp.load.report import Engine, LayoutReport, Reader, TestLoadReport
 from dcp.pickles.scan import Allowance
 from dcp.tp_rules import TpRules
 
@@ -52,6 +52,7 @@ def test_load(
     layouts: Sequence[str] = DEFAULT_LAYOUTS,
     *,
     engine: Engine = "simulated",
+    reader: Reader = "bucket",
     memory_budget: int = 1 << 30,
     timeout: float = TIMEOUT,
     tp_rules: TpRules | Mapping[str, object] | str | None = None,
@@ -67,6 +68,8 @@ def test_load(
         layouts: such as ``"fsdp=2,tp=2"``.
         engine: ``"simulated"``, in this process; or ``"gloo"``, in one process a rank, with the whole model
             in memory.
+        reader: what gloo ranks read with: ``"bucket"`` for `dcp.BucketReader`, or ``"torch"`` for torch's own
+            reader, which reads local paths alone.
         memory_budget: bytes the simulated engine may hold beside what torch and the index take.
         timeout: seconds a layout may take with gloo.
         tp_rules: what the tp axis shards, as `dcp.tp_rules.TpRules`, as a mapping or as the place of a file.
@@ -92,8 +95,14 @@ def test_load(
         raise UsageError(f"a memory budget of {memory_budget} bytes is too small; at least {LEAST_BUDGET}")
     if engine not in ("simulated", "gloo"):
         raise UsageError(f"engine {engine!r} is not known; use simulated or gloo")
+    if reader not in ("bucket", "torch"):
+        raise UsageError(f"reader {reader!r} is not known; use bucket or torch")
+    if reader == "torch" and engine != "gloo":
+        raise UsageError("the simulated ranks share one reader of their own; reader torch needs engine gloo")
     allowance = Allowance(allow)
     found = survey(url, **options)
+    if reader == "torch" and "://" in found.store.url:
+        raise UsageError(f"torch's own reader reads local paths alone, and not {found.store.url}")
     parts = found.parts if found.kind is Kind.PARTS else ()
     opened = {name: open_checkpoint(found.part(name)) for name in parts} or {"": open_checkpoint(found)}
     idle = _idle(rules, parsed, [checkpoint.index for checkpoint in opened.values()])
@@ -103,7 +112,9 @@ def test_load(
         if engine == "gloo":
             from dcp.load.gloo import load_gloo
 
-            loaded = load_gloo(checkpoint, parsed, timeout=timeout, allow=allowance, copied=copied)
+            loaded = load_gloo(
+                checkpoint, parsed, timeout=timeout, reader=reader, allow=allowance, copied=copied
+            )
             read += sum(report.bytes_read for report in loaded)
         else:
             # torch makes a million objects when it is imported, and the collector looks through them again

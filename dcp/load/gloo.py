@@ -30,13 +30,13 @@ from dcp.findings import Finding, has_errors
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
 from dcp.load.batches import bytes_of
-from dcp.load.gloo_rank import Job, RankResult, Reader
+from dcp.load.gloo_rank import Job, RankResult
 from dcp.load.metadata import known_to_torch
 from dcp.load.needs import ObjectNeed
 from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
 from dcp.load.pull import Pull
-from dcp.load.report import LayoutReport
+from dcp.load.report import LayoutReport, Reader
 from dcp.pickles.scan import Allowance
 
 _PROCESS = 400 << 20

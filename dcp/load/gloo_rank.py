@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,13 +40,12 @@ from dcp.load.pull import Pull
 from dcp.load.ranks import InertPlanner
 from dcp.load.reader import BucketReader
 from dcp.load.regions import moved, spans, strides
+from dcp.load.report import Reader
 from dcp.load.requests import GAP, REQUEST
 from dcp.load.standin import poisoned
 from dcp.load.verdicts import about_region, compare, mismatch
 from dcp.records import Records
 from dcp.tp_rules import Style, TpRules
-
-Reader = Literal["bucket", "torch"]
 
 
 class Job(Report):

@@ -25,7 +25,7 @@ from dcp.archive import Archive
 from dcp.boxes import Box
 from dcp.checkpoint import Checkpoint, open_checkpoint
 from dcp.dtypes import ITEMSIZE
-from dcp.errors import CheckpointError, UsageError
+from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.index import ObjectEntry, TensorEntry
 from dcp.load.bits import Bits, bits_of, part
 from dcp.load.metadata import chunk_number, torch_metadata
@@ -96,6 +96,7 @@ class BucketReader(StorageReader):
         self._allow_torn = allow_torn
         self._options = options
         self._checkpoint: Checkpoint | None = None
+        self._failure: CkptError | None = None
         self.bytes_read = 0
         self.requests = 0
 
@@ -118,25 +119,40 @@ class BucketReader(StorageReader):
         if checkpoint_id:
             self.url = normalise_url(checkpoint_id)
         self._checkpoint = None
+        self._failure = None
 
     # Without an argument called `kwargs` torch does not ask for rank-local metadata, which is merged here.
     def read_metadata(self, *args: Any, **ignored: Any) -> Metadata:
         """The checkpoint's index in torch's terms.
+
+        What keeps it from being read is raised by `set_up_storage_reader`, and by whatever looks into the
+        answer before: torch would make an ``AssertionError`` of it here.
 
         Raises:
             MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
             NotLoadableError: the checkpoint is torn, as far as its index and a listing show.
         """
         # Every load begins here: what an earlier one knew may have been overwritten since.
-        self._checkpoint = None
-        checkpoint = self._open()
-        if not self._allow_torn:
-            require_whole(checkpoint, copied=self._copied)
-        return torch_metadata(checkpoint.index)
+        self._checkpoint = self._failure = None
+        try:
+            checkpoint = self._open()
+            if not self._allow_torn:
+                require_whole(checkpoint, copied=self._copied)
+            return torch_metadata(checkpoint.index)
+        except CkptError as error:
+            self._failure = error
+            return _Unread(error)
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
+        """Open the checkpoint.
+
+        Raises:
+            CkptError: what `read_metadata` met.
+        """
+        if self._failure is not None:
+            raise self._failure
         self._open()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -203,6 +219,16 @@ class BucketReader(StorageReader):
         region = Box(tuple(item.storage_offsets), tuple(item.lengths))
         for span in spans(region, chunk.box.sizes, ITEMSIZE[entry.dtype], gap=GAP, limit=REQUEST):
             yield item, ChunkNeed(entry, chunk, span)
+
+
+class _Unread(Metadata):
+    """In the place of an index that could not be read: to look into it raises why."""
+
+    def __init__(self, error: CkptError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
 
 
 class _Objects:

@@ -9,6 +9,8 @@ from pydantic import Field
 from dcp.findings import Finding, Report
 
 Engine = Literal["simulated", "gloo"]
+Reader = Literal["bucket", "torch"]
+"""What gloo ranks read with: `dcp.BucketReader`, or torch's own `FileSystemReader` (local paths only)."""
 
 
 class LayoutReport(Report):

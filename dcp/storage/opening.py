@@ -8,6 +8,7 @@ a minute each. Filesystems are opened per process, so workers must be spawned, n
 from __future__ import annotations
 
 import os
+from os import PathLike
 from typing import Any
 
 from dcp.errors import UsageError
@@ -22,7 +23,7 @@ _KINDS = {"memory": MemoryStore, "s3": S3Store, "s3a": S3Store}
 _EXTRAS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
 
 
-def open_store(url: str, **options: Any) -> Store:
+def open_store(url: str | PathLike[str], **options: Any) -> Store:
     """Open the prefix ``url``: a local path, ``gs://``, ``s3://``, ``memory://`` or another fsspec URL.
 
     Nothing is read or created.

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,8 @@ from dcp.errors import EnvironmentFault, RecordError, ResourceError, Unreachable
 from dcp.layout import Layout
 from dcp.load import test_load as load_test
 from dcp.load.gloo import load_gloo
-from dcp.load.gloo_rank import Reader, result_of
+from dcp.load.gloo_rank import result_of
+from dcp.load.report import Reader
 from dcp.tp_rules import TpRules
 from tests.dcp.load.expectations import Sabotage, save
 from tests.support.train import SavedCheckpoint
@@ -181,3 +183,19 @@ test_load({str(fsdp2_checkpoint.path)!r}, ["fsdp=2"], engine="gloo", timeout=120
     _, alive = psutil.wait_procs(ranks, timeout=20)
     assert not alive
     assert not list(tmp_path.glob("ckpt-gloo-*"))
+
+
+@pytest.mark.parametrize("allow", [(), ("fractions.Fraction",)])
+def test_both_engines_count_objects_alike(tmp_path: Path, allow: tuple[str, ...]) -> None:
+    path = save({"w": torch.ones(4), "mine": Fraction(1, 3), "plain": {"n": {1, 2}}}, tmp_path / "step")
+    reports = [
+        load_test(path, ["fsdp=1"], engine="simulated", allow=allow),
+        load_test(path, ["fsdp=1"], engine="gloo", reader="torch", allow=allow, timeout=120),
+    ]
+    simulated, real = (
+        (layout.tensors, layout.objects, layout.objects_scanned, layout.bytes_needed, layout.ok)
+        for report in reports
+        for layout in report.layouts
+    )
+    assert simulated == real
+    assert simulated[2] == len(allow)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
 from dcp.checkpoint import open_checkpoint
-from dcp.errors import CheckpointError, RecordError, UsageError
+from dcp.errors import CheckpointError, NotFoundError, NotLoadableError, RecordError, UsageError
 from dcp.index import TensorEntry
 from dcp.load.reader import BucketReader
 from dcp.load.requests import REQUEST
@@ -230,8 +230,14 @@ def test_a_flipped_bit_is_an_error(golden_copy: Callable[[str], Path]) -> None:
 def test_no_index_is_said_plainly(golden_copy: Callable[[str], Path]) -> None:
     path = golden_copy("torch_tied")
     (path / ".metadata").unlink()
-    with pytest.raises(CheckpointException, match=r"has no \.metadata"):
+    with pytest.raises(CheckpointException, match=r"has no \.metadata") as caught:
         load({"w": torch.zeros(1)}, BucketReader(str(path)))
+    assert isinstance(cause(caught), NotLoadableError)
+    with pytest.raises(CheckpointException) as caught:
+        load({"w": torch.zeros(1)}, BucketReader(path / "nowhere"))
+    assert isinstance(cause(caught), NotFoundError)
+    with pytest.raises(NotLoadableError):
+        _ = BucketReader(path).read_metadata().state_dict_metadata
 
 
 def test_an_object_that_runs_code_needs_trust(tmp_path: Path) -> None:

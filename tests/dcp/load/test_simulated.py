@@ -452,10 +452,19 @@ def test_data_newer_than_the_index_is_refused_as_the_reader_refuses_it(tmp_path:
 
 def test_what_a_caller_gave_wrong_is_said(tmp_path: Path) -> None:
     path = save({"w": torch.ones(4, 4)}, tmp_path / "step")
+    remote = f"memory://{tmp_path.name}/step"
+    fsspec.filesystem("memory").put(str(path), remote, recursive=True)
     for call in (load_test, dcp.forecast):
         with pytest.raises(UsageError, match="layouts is one text"):
             call(path, layouts="fsdp=2")
         with pytest.raises(UsageError, match="there is no file of tp rules at"):
             call(path, layouts=["tp=2"], tp_rules=str(tmp_path / "none.toml"))
+    for given, why in (
+        ({"reader": "torch"}, "needs engine gloo"),
+        ({"reader": "mine"}, "not known"),
+        ({"reader": "torch", "engine": "gloo"}, "local paths alone"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            load_test(remote, **given)
     [layout] = dcp.forecast(path, layouts=["tp=2"], tp_rules={"w": "row"}).layouts
     assert layout.ranks == 2

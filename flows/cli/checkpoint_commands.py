@@ -143,6 +143,12 @@ def load_as_others(
         ),
     ] = None,
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
+    reader: Annotated[
+        Literal["bucket", "torch"],
+        typer.Option(
+            "--reader", help="What ranks of --engine gloo read with: ours, or torch's (local paths)."
+        ),
+    ] = "bucket",
     copied: Annotated[
         bool,
         typer.Option("--copied", help="This is a copy: data may be newer than .metadata."),
@@ -184,6 +190,7 @@ def load_as_others(
             url,
             layouts=tuple(layout or DEFAULT_LAYOUTS),
             engine=engine,
+            reader=reader,
             memory_budget=memory_budget,
             tp_rules=tp_rules,
             allow=tuple(allow or ()),

@@ -135,7 +135,8 @@ _TOO_LARGE = "Raise the limit (ulimit -f) or choose another filesystem; nothing 
 
 def _on_this_machine(error: BaseException) -> str:
     """Advice for what a local filesystem refuses, where that is not a bucket's; otherwise empty."""
-    if not isinstance(error, StorageError) or not error.url or "://" in error.url:
+    url = getattr(error, "url", "")
+    if not url or "://" in url:
         return ""
     if isinstance(error, ForbiddenError):
         return _LOCAL_FORBIDDEN

@@ -23,6 +23,7 @@ from tasks.snapshot import Snapshot, Summary
 
 StepState = Literal[
     "published",
+    "replaced",
     "in-progress",
     "problem",
     "failing",
@@ -34,8 +35,9 @@ StepState = Literal[
     "gone",
 ]
 """``waiting``: due, nothing done yet. ``failing``: the environment failed and will be tried again. ``late``:
-left alone, since a later step was published before. ``deleting``: retention is at it. ``gone``: no longer in
-the source and never published."""
+left alone, since a later step was published before. ``replaced``: published, and saved over in the source
+since; the step's row of its own says how its present bytes fare. ``deleting``: retention is at it. ``gone``:
+no longer in the source and never published."""
 StageState = Literal["done", "failed", "open"]
 AlertState = Literal["delivered", "failed", "sending"]
 
@@ -145,7 +147,8 @@ def _run_status(settings: LifecycleSettings, run: RunSettings, now: float) -> Ru
     status.sinks = sinks_of(settings, found)
     status.steps = [_step_status(found, step, leads) for step in found.discovery.steps]
     status.steps += _departed(found, leads)
-    status.steps.sort(key=lambda step: (step.number, step.step))
+    status.steps += _replaced(found, status.steps, leads)
+    status.steps.sort(key=lambda step: (step.number, step.step, step.state != "replaced"))
     return status
 
 
@@ -183,6 +186,22 @@ def _departed(found: RunSurvey, leads: dict[str, AliasRecord]) -> list[StepStatu
             status = status.model_copy(update={"state": "gone"})
         gone.append(status)
     return gone
+
+
+def _replaced(found: RunSurvey, shown: list[StepStatus], leads: dict[str, AliasRecord]) -> list[StepStatus]:
+    """What else is published of steps that were saved more than once, the first published first."""
+    rows = []
+    for step in shown:
+        others = [
+            key
+            for key in found.snapshot.by_step.get(step.step, ())
+            if key.fingerprint != step.fingerprint and "published" in found.snapshot.of(key)
+        ]
+        rows += [
+            _known(found, step.step, step.number, key, leads).model_copy(update={"state": "replaced"})
+            for key in sorted(others, key=lambda key: _when(found.snapshot, key))
+        ]
+    return rows
 
 
 def _when(snapshot: Snapshot, key: StepKey) -> tuple[bool, float]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _STATES = {
     "published": "good",
+    "replaced": "dim",
     "problem": "bad",
     "failing": "warning",
     "writing": "info",
@@ -58,7 +59,7 @@ def _show_run(out: Output, run: RunStatus, most: int | None) -> None:
         _table(out, steps)
     else:
         out.line("no steps", "dim")
-    troubled = [step for step in steps if step.message or step.alerts]
+    troubled = [step for step in steps if step.message or step.alerts or step.state == "replaced"]
     if troubled:
         out.line()
     for step in troubled:
@@ -129,7 +130,10 @@ def _show_trouble(out: Output, step: StepStatus) -> None:
     facts += [
         f"{problem_name(alert.problem)} {_ALERTS[alert.state]} {_minute(alert.told)}" for alert in step.alerts
     ]
-    out.line(f"{name(step.step)}: {name(step.message or step.state, 500)}")
+    said = step.message or step.state
+    if step.state == "replaced":
+        said = f"saved over; what was saved before stays published as {step.published}"
+    out.line(f"{name(step.step)}: {name(said, 500)}")
     if facts:
         out.line(f"  {'; '.join(name(fact) for fact in facts)}", "dim")
 

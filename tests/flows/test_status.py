@@ -8,16 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from flows.report.runs import gather_runs
 from flows.status import RunStatus, StepStatus, run_status
 from tasks.alert import sink_name
 from tasks.leases import Leases
 from tasks.publish import set_alias
-from tests.support.lifecycle import RUN, CrashError, Lifecycle, anywhere, webhook
+from tests.flows.cli.ckpt import Ckpt
+from tests.support.lifecycle import OTHER_KEYS, RUN, CrashError, Lifecycle, anywhere, webhook
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Lifecycle:
     return Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+
+
+@pytest.fixture
+def ckpt(capsys: pytest.CaptureFixture[str]) -> Ckpt:
+    return Ckpt(capsys)
 
 
 def steps_of(status: RunStatus) -> dict[str, StepStatus]:
@@ -177,6 +184,41 @@ def test_a_step_that_vanished_unpublished_is_gone(here: Lifecycle) -> None:
         "step_1": "gone",
         "step_2": "published",
     }
+
+
+def test_all_that_is_published_of_a_step_that_was_saved_again_is_shown(here: Lifecycle, ckpt: Ckpt) -> None:
+    settings = here.settings()
+    here.save("step_1")
+    here.once(settings)
+    first = _key(here, "step_1")
+    here.save("step_1", OTHER_KEYS)
+    here.once(settings)
+    old, new = run_status(settings).runs[0].steps
+    assert (old.state, old.fingerprint, old.aliases) == ("replaced", first, [])
+    assert (new.state, new.aliases) == ("published", ["latest"])
+    assert old.published != new.published
+    set_alias(f"{here.url}/published", RUN, "step_1", first, alias="latest")
+    old, new = run_status(settings).runs[0].steps
+    assert (old.aliases, new.aliases) == (["latest"], [])
+    shown = ckpt("status", "--config", settings.file).out
+    assert [line.split()[:2] for line in shown.splitlines() if line.startswith("step_1 ")] == [
+        ["step_1", "replaced"],
+        ["step_1", "published"],
+    ]
+    assert f"stays published as {old.published}" in shown
+    [page] = gather_runs(settings).runs
+    assert page.latest is not None
+    assert (page.latest.state, page.counts) == ("replaced", {"replaced": 1, "published": 1})
+
+    # Neither a save that is torn nor the step's removal takes it out of sight.
+    here.save("step_1")
+    here.cut("step_1")
+    here.once(settings)
+    assert [step.state for step in run_status(settings).runs[0].steps] == ["replaced", "replaced", "problem"]
+    for info in here.source.objects():
+        here.source.remove(info.name)
+    here.save("step_2")
+    assert [step.state for step in run_status(settings).runs[0].steps] == ["replaced", "published", "waiting"]
 
 
 def test_a_run_that_cannot_be_read_says_why(here: Lifecycle) -> None:

@@ -36,6 +36,8 @@ def retire_checkpoints(
     report = retire_runs(load_settings(config), run, apply=apply)
     logger = get_run_logger()
     for one in report.runs:
+        for warning in one.warnings:
+            logger.warning("%s: %s", one.run, warning)
         for decision in one.decisions:
             logger.info("%s %s: %s, %s", one.run, decision.step, decision.action, decision.why)
     if not report.ok:

@@ -8,7 +8,9 @@ deleted here: whoever was given a published name may still use it.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field
 
 from dcp.errors import ChangedError, EnvironmentFault, UsageError
 from dcp.findings import Report
@@ -48,6 +50,8 @@ class RunRetirement(Report):
     error: str | None = None
     decisions: list[Decision]
     freed: int = 0
+    warnings: list[str] = Field(default_factory=list)
+    """What the policy says and cannot mean, e.g. steps to keep that there are none of."""
 
 
 class RetireReport(Report):
@@ -99,6 +103,7 @@ def _retire_run(
             run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry, remember=False
         )
         directories = directories_of(found, aliases(found.ledger.run_store))
+        report.warnings = _nameless(settings, run, retire, directories)
         report.decisions = plan_retirement(
             directories, policy_of(retire), now=now, trash=retire.trash, delete=retire.delete
         )
@@ -113,6 +118,19 @@ def _retire_run(
         report.ok = False
         report.error = str(error)
     return report
+
+
+def _nameless(
+    settings: LifecycleSettings, run: RunSettings, retire: RetireSettings, directories: Sequence[Directory]
+) -> list[str]:
+    """What to say of names in ``best`` that no step has."""
+    steps = {directory.name for directory in directories if directory.number is not None}
+    place = f"{settings.field(run, 'retire')}.best"
+    return [
+        f"{place}: no step is called {name!r} in {run.source}, so it keeps nothing"
+        for name in dict.fromkeys(retire.best)
+        if name not in steps
+    ]
 
 
 def directories_of(found: RunSurvey, leads: Mapping[str, AliasRecord]) -> list[Directory]:

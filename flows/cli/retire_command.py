@@ -48,6 +48,9 @@ def retire(
     with out.waiting("retiring"):
         report = retire_runs(settings, run, apply=apply)
     out.report(report, lambda: _show(out, report), errors=_errors(report))
+    for one in report.runs:
+        for warning in one.warnings:
+            out.warn(f"{one.run}: {warning}")
     return FINE if report.ok else ENVIRONMENT
 
 

@@ -30,3 +30,20 @@ def test_without_a_policy_it_is_wrong_usage(tmp_path: Path, ckpt: Ckpt) -> None:
     said = ckpt("retire", "--config", here.settings().file)
     assert said.code == 2
     assert "[runs.retire]" in said.err
+
+
+def test_a_name_among_the_best_that_no_step_has_is_warned_of(tmp_path: Path, ckpt: Ckpt) -> None:
+    here = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+    settings = here.settings(tables='[runs.retire]\nlatest = 1\nbest = ["step_1", "step_0001", "logs"]\n')
+    for step in ("step_1", "step_2"):
+        here.save(step)
+    here.source.replace("logs/x", b"x")
+    here.once(settings)
+    said = ckpt("retire", "--json", "--config", settings.file)
+    [run] = said.document["runs"]
+    assert said.code == 0
+    assert ["step_0001" in run["warnings"][0], "logs" in run["warnings"][1]] == [True, True]
+    assert len(run["warnings"]) == 2
+    assert "runs[0].retire.best" in run["warnings"][0]
+    warned = ckpt("retire", "--config", settings.file).err
+    assert [line.partition(":")[0] for line in warned.splitlines()] == ["warning", "warning"]

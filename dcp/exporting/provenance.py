@@ -41,7 +41,7 @@ class Provenance:
     """None of these."""
 
     def findings(self) -> Iterator[Finding]:
-        """What to tell: an error for what is different, a warning for what is unknown."""
+        """What to tell: an error for what is different or if nothing is the checkpoint's."""
         if self.different:
             yield finding(
                 "publish.foreign",
@@ -55,6 +55,7 @@ class Provenance:
                 "publish.foreign",
                 f"{_named(self.unknown)} are none of the step's tensors: they are on the publisher's word",
                 key=self.unknown[0],
+                severity=None if self.same or self.renamed or self.cast else "error",
                 keys=list(self.unknown),
             )
         for moved, what in ((self.renamed, "under another name"), (self.cast, "cast to another type")):

@@ -216,3 +216,10 @@ def test_nothing_with_tensors_and_two_formats_are_refused(life: Lifecycle, tmp_p
     exported(life, made / "m.safetensors", format="safetensors")
     with pytest.raises(UsageError, match="publish one of the two"):
         publish(life, made)
+
+
+def test_a_file_of_which_nothing_is_the_steps_is_refused(life: Lifecycle, tmp_path: Path) -> None:
+    torch.save({"other": torch.full((3,), 7.5)}, tmp_path / "m.pt")
+    with pytest.raises(NotLoadableError, match="not an export of"):
+        publish(life, tmp_path / "m.pt")
+    assert nothing_published(life)

@@ -100,7 +100,10 @@ def test_a_full_disk(kind: str, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 
     one_line(exported(fsdp2_checkpoint.path, dest, kind, limited), "larger than a file may be")
-    one_line(exported(fsdp2_checkpoint.path, tmp_path / "x" / KINDS[kind], kind, limited), "larger than a file may be")
+    one_line(
+        exported(fsdp2_checkpoint.path, tmp_path / "x" / KINDS[kind], kind, limited),
+        "larger than a file may be",
+    )
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before, "the old one stands"
 
 

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.optimizer import is_optimizer_state
+from dcp.checks.subclasses import is_subclass, unchecked
 from dcp.checks.values import LOOKED_AT, MEASURED, Health, measure
 from dcp.errors import CheckpointError
 from dcp.exporting.bands import bands
@@ -88,6 +89,11 @@ class _Content:
     bytes_read: int = 0
 
 
+def _undecodable(content: _Content) -> bool:
+    """Whether all that is wrong is that records hold no plain tensor."""
+    return bool(content.faults) and all(fault.code == "records.undecodable" for fault in content.faults)
+
+
 class _Scrub:
     def __init__(self, checkpoint: Checkpoint, allow: Allowance | None, progress: Progress | None) -> None:
         self.index = checkpoint.index
@@ -133,8 +139,11 @@ class _Scrub:
         with ThreadPoolExecutor(self.threads, thread_name_prefix="scrub") as pool:
             while batch := list(islice(jobs, _BATCH)):
                 for entry, content in zip(batch, pool.map(self._content, batch), strict=True):
-                    for fault in content.faults:
-                        self._report(fault.as_finding())
+                    if _undecodable(content) and is_subclass(self.records, entry):
+                        self._report(unchecked(entry))
+                    else:
+                        for fault in content.faults:
+                            self._report(fault.as_finding())
                     if not content.faults and not isinstance(entry, _Part):
                         self._keep(entry, content)
                     self.unchecked += content.unchecked

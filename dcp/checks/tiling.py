@@ -62,7 +62,7 @@ def check_tensor(entry: TensorEntry) -> Iterator[Finding]:
         )
     if 0 in entry.shape:
         yield from _empty(entry)
-    yield from _short_records(entry)
+    yield from short_records(entry)
 
 
 def _empty(entry: TensorEntry) -> Iterator[Finding]:
@@ -79,7 +79,8 @@ def _empty(entry: TensorEntry) -> Iterator[Finding]:
         )
 
 
-def _short_records(entry: TensorEntry) -> Iterator[Finding]:
+def short_records(entry: TensorEntry) -> Iterator[Finding]:
+    """Findings about records that are too short for their chunk."""
     item = ITEMSIZE[entry.dtype]
     for box, record in _suspects(entry, item):
         if record is None or record.length >= prod(box.sizes) * item or record.transforms:

@@ -14,7 +14,8 @@ from typing import Any, get_args
 from dcp.checkpoint import Checkpoint, Survey, open_checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.paths import check_paths
-from dcp.checks.tiling import check_tensor
+from dcp.checks.subclasses import is_subclass
+from dcp.checks.tiling import check_tensor, short_records
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
@@ -41,9 +42,10 @@ from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.ties import sampled_bytes
 from dcp.exporting.torch_export import content_bytes, largest_decoded, require_savable
 from dcp.exporting.torch_file import archive_name_for, plan_torch_file
-from dcp.findings import Finding, errors_of
+from dcp.findings import Finding, errors_of, finding
 from dcp.index import Entry, TensorEntry
 from dcp.record import Record
+from dcp.records import Records
 from dcp.sizes import human_bytes, mebibytes
 from dcp.storage import normalise_url
 from dcp.storage.uploads import UPLOAD_MEMORY
@@ -235,7 +237,34 @@ def choose(
     chosen = select(checkpoint.index, selection)
     if format == "torch":
         require_savable(chosen)
-    return checkpoint, chosen, _require_whole(checkpoint, chosen, selection)
+    chosen, left_out = _plain(checkpoint, chosen)
+    return checkpoint, chosen, [*left_out, *_require_whole(checkpoint, chosen, selection)]
+
+
+def _plain(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> tuple[list[Selected], list[Finding]]:
+    """What was chosen without tensors of classes of their own, and a warning for each of those."""
+    records = Records(checkpoint.store, checkpoint.objects)
+    kept: list[Selected] = []
+    left_out: list[Finding] = []
+    for item in chosen:
+        entry = item.entry
+        if (
+            isinstance(entry, TensorEntry)
+            and any(True for _ in short_records(entry))
+            and is_subclass(records, entry)
+        ):
+            left_out.append(
+                finding(
+                    "export.skipped-object",
+                    f"{entry.key} is left out: it is of a tensor class of its own, as quantized weights are",
+                    key=entry.key,
+                )
+            )
+        else:
+            kept.append(item)
+    if left_out and not kept:
+        raise UsageError(f"nothing is left to write: {left_out[0].message}")
+    return kept, left_out
 
 
 def _real(url: str) -> str:

@@ -437,3 +437,23 @@ def test_what_is_deleted_meanwhile_is_a_change(
     with pytest.raises(ChangedError, match="changed while"):
         export(str(step), str(tmp_path / "out"), format=format, memory_budget=150 << 20, progress=delete)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_tensors_of_other_classes_are_left_out_and_their_damage_is_found(
+    format: Any, golden_copy: Callable[[str], Path], tmp_path: Path
+) -> None:
+    step = golden_copy("torch_torchao")
+    report = export(str(step), str(tmp_path / "out"), format=format)
+    assert report.tensors.keys() == {"model.0.bias", "model.1.bias"}
+    assert [(f.code, f.severity, f.key) for f in report.findings] == [
+        ("export.skipped-object", "warning", f"model.{n}.weight") for n in (0, 1)
+    ]
+    with pytest.raises(UsageError, match="nothing is left to write"):
+        export(str(step), str(tmp_path / "none"), format=format, include=["*.weight"])
+    data = bytearray((step / "__0_0.distcp").read_bytes())
+    data[2000] ^= 1
+    (step / "__0_0.distcp").write_bytes(data)
+    with pytest.raises(NotLoadableError):
+        export(str(step), str(tmp_path / "bad"), format=format)
+    assert not dcp.validate(str(step)).ok

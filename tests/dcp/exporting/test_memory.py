@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dcp.storage import open_store
 from tests.support.ranks import run_ranks
 
 ROWS, COLUMNS = 3001, 25_001
@@ -59,3 +60,18 @@ def test_the_budget_holds(dimension: int, tmp_path: Path) -> None:
         found = load_file(file)["w"] if format == "safetensors" else torch.load(file, mmap=True)["w"]
         assert torch.equal(found, whole().to(found.dtype))
         file.unlink()
+
+
+@pytest.mark.slow
+def test_what_s3_takes_is_in_the_plan(s3_bucket: str, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save({"w": whole()}, storage_writer=FileSystemWriter(tmp_path / "step", sync_files=False), no_dist=True)
+    store = open_store(f"{s3_bucket}/step")
+    for path in (tmp_path / "step").iterdir():
+        with store.writer(path.name) as sink:
+            sink.write(path.read_bytes())
+    for dest in (f"{s3_bucket}/out.pt", str(tmp_path / "out.pt")):
+        arguments = [store.url, dest, "torch", "", str(512 << 20)]
+        subprocess.run([sys.executable, "-c", EXPORT, *arguments], check=True, timeout=200)

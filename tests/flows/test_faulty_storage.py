@@ -14,6 +14,7 @@ from dcp.errors import ForbiddenError, OutOfSpaceError, UnreachableError
 from dcp.storage.faults import translate
 from dcp.storage.remote import RemoteStore
 from flows.passes import watch_once
+from tasks import leases
 from tasks.publish import verify
 from tests.support.lifecycle import Lifecycle, anywhere, outcomes
 
@@ -21,7 +22,9 @@ VERBS = ("objects", "read_range", "create", "replace", "writer", "info")
 
 
 @pytest.fixture
-def life(request: pytest.FixtureRequest, tmp_path: Path) -> Lifecycle:
+def life(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lifecycle:
+    # Which operation fails must not depend on how slow the machine is: nothing runs beside the pass.
+    monkeypatch.setattr(leases, "_LEAST_PAUSE", 3600.0)
     life = Lifecycle(anywhere("memory", request, tmp_path), tmp_path / "settings")
     life.save("step_1")
     life.save("step_2", without=(".metadata",))
@@ -61,7 +64,7 @@ def test_a_fault_at_any_operation_is_the_environments_and_passes(life: Lifecycle
     """The fault strikes one operation after another; between two of them nothing is repaired by hand."""
     settings = life.settings(max_attempts=100, top='lease_expiry = "0s"')
     struck = 0
-    for when in range(0, 400, 7):
+    for when in range(0, 400, 5):
         with failing(FAULTS[fault], when) as count:
             report = life.once(settings)
         if count[0] <= when:
@@ -70,7 +73,7 @@ def test_a_fault_at_any_operation_is_the_environments_and_passes(life: Lifecycle
         # Nobody is told that a good step is bad, and what is published is whole.
         assert {alert.problem for alert in life.told} <= {"incomplete"}
         assert report.exit_code in (0, 1, 3)
-    assert struck > 2
+    assert struck > 4
     for _ in range(2):
         last = life.once(settings)
     assert (last.runs[0].unchanged, last.exit_code) == (2, 0)

@@ -4,6 +4,7 @@ A crash, a second worker or another save strikes at the n-th operation of a pass
 Whatever happened, quiet passes afterwards must settle everything, and a settled pass writes nothing.
 """
 
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from dcp.storage.remote import RemoteStore
 from flows.lifecycle import _Process
 from flows.settings import load_settings
 from flows.workshop import StepReport
+from tasks import leases
 from tasks.leases import PREFIX, Lease
 from tasks.publish import current_alias, verify
 from tests.support.lifecycle import SMALL, CrashError, Lifecycle
@@ -94,6 +96,14 @@ def _the_dead_give_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
             leave(lease, kind, error, trace)
 
     monkeypatch.setattr(Lease, "__exit__", leave_or_die)
+
+
+@pytest.fixture(autouse=True)
+def _no_sign_of_life_is_struck(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Which operation is struck must not depend on how slow the machine is: nothing runs beside it."""
+    monkeypatch.setattr(leases, "_LEAST_PAUSE", 3600.0)
+    yield
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("lease-")]
 
 
 @pytest.fixture(autouse=True)
@@ -222,8 +232,8 @@ class Machine(RuleBasedStateMachine):
         assert last.steps == []
         assert [(o.name, o.identity) for o in self.life.published.objects()] == before
         assert len(self.life.told) == told
-        leases = {name for name, _ in before if f"/{PREFIX}" in name}
-        assert leases <= {f".ledger/{PREFIX}probe"}
+        held = {name for name, _ in before if f"/{PREFIX}" in name}
+        assert held <= {f".ledger/{PREFIX}probe"}
         self.all_good_steps_are_published()
         self.latest_is_the_highest()
         self.each_problem_was_told()
@@ -290,7 +300,7 @@ def test_any_history_ends_well(tmp_path: Path) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40,
+            max_examples=10,
             stateful_step_count=8,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -299,28 +309,26 @@ def test_any_history_ends_well(tmp_path: Path) -> None:
 
 
 def test_every_single_crash_is_survived(tmp_path: Path) -> None:
-    """The plainest history, with the crash at every possible place in turn."""
-    places = 0
+    """The plainest history, with the crash before every write in turn, that is after the one before it."""
     for when in range(60):
-        for after in (False, True):
-            bucket = f"memory://bucket-{uuid.uuid4().hex}"
-            open_store(bucket).replace("other", b"")
-            life = Lifecycle(f"{bucket}/place", tmp_path / f"{when}-{after}")
-            life.save("step_1")
-            life.save("step_2", without=(".metadata",))
-            current = life.settings(top=IMPATIENT)
-            try:
-                with struck(when, after, crash):
-                    life.once(current)
-                assert when == places > 10
-                return
-            except CrashError:
-                places = when + 1
-            for _ in range(3):
+        bucket = f"memory://bucket-{uuid.uuid4().hex}"
+        open_store(bucket).replace("other", b"")
+        life = Lifecycle(f"{bucket}/place", tmp_path / str(when))
+        life.save("step_1")
+        life.save("step_2", without=(".metadata",))
+        current = life.settings(top=IMPATIENT)
+        try:
+            with struck(when, False, crash):
                 life.once(current)
-            assert life.once(load_settings(current.file)).runs[0].unchanged == 2
-            assert len(life.manifests()) == 1
-            assert verify(f"{life.published.url}/{life.manifests()[0]}").ok
-            assert len(life.told) in (1, 2)
-            assert {alert.problem for alert in life.told} == {"incomplete"}
+            assert when > 10
+            return
+        except CrashError:
+            pass
+        for _ in range(3):
+            life.once(current)
+        assert life.once(load_settings(current.file)).runs[0].unchanged == 2
+        assert len(life.manifests()) == 1
+        assert verify(f"{life.published.url}/{life.manifests()[0]}").ok
+        assert len(life.told) in (1, 2)
+        assert {alert.problem for alert in life.told} == {"incomplete"}
     raise AssertionError("a pass never came to an end")

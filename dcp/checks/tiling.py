@@ -9,14 +9,8 @@ from dcp.boxes import Box, check_tiling
 from dcp.columns import BoxColumns, RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.findings import Finding, finding
-from dcp.index import CheckpointIndex, TensorEntry
+from dcp.index import TensorEntry
 from dcp.record import Record
-
-
-def check_tilings(index: CheckpointIndex) -> Iterator[Finding]:
-    """Findings about the geometry of every tensor; nothing is read."""
-    for entry in index.tensors:
-        yield from check_tensor(entry)
 
 
 def check_tensor(entry: TensorEntry) -> Iterator[Finding]:

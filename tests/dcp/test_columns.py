@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 from dcp.boxes import Box, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import check_files
-from dcp.checks.tiling import check_tilings
+from dcp.checks.tiling import check_tensor
 from dcp.columns import BoxColumns, RecordColumns
 from dcp.findings import Finding
 from dcp.index import CheckpointIndex, Chunks
@@ -113,7 +114,10 @@ def judged(index: CheckpointIndex, directory: Path) -> list[Finding]:
     objects = {name: ObjectInfo(name, SIZE, 1.0, "x") for name in FILES}
     objects[".metadata"] = ObjectInfo(".metadata", 1, 1.0, "x")
     checkpoint = Checkpoint(open_store(str(directory)), objects, index, (".metadata",), "")
-    return [*check_files(checkpoint, newer_seconds=300, copied=False), *check_tilings(index)]
+    return [
+        *check_files(checkpoint, newer_seconds=300, copied=False),
+        *chain.from_iterable(map(check_tensor, index.tensors)),
+    ]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

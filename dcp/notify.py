@@ -23,6 +23,8 @@ SECRET = "CKPT_NOTIFY_SECRET"
 """Environment variable with the secret that the listener expects, if it expects one."""
 
 _PAUSE = 0.5
+_SHOWN = 200
+"""Characters of a URL that a message shows."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +41,9 @@ def notify_committed(
 
     Args:
         url: the step's directory, as it was saved to.
-        to: where `ckpt listen` listens, such as ``http://watcher:8377/``; `TO` in the environment if None.
-        secret: what the listener expects; `SECRET` in the environment if None.
+        to: where `ckpt listen` listens, such as ``http://watcher:8377/``; ``CKPT_NOTIFY_URL`` in the
+            environment if None.
+        secret: what the listener expects; ``CKPT_NOTIFY_SECRET`` in the environment if None.
         timeout: seconds that the call may take, everything included.
         raise_errors: raise instead of returning False.
 
@@ -60,14 +63,16 @@ def notify_committed(
             failure.append(error)
         # A training job must not die of a courtesy.
         except Exception as error:
-            failure.append(UnreachableError(f"no notice of {url} ({type(error).__name__}: {error})", url))
+            failure.append(
+                UnreachableError(f"no notice of {_shown(url)} ({type(error).__name__}: {error})", url)
+            )
 
     # No timeout of a socket bounds the look-up of a name, so a thread of its own does.
     sender = Thread(target=attempt, daemon=True, name="notify-committed")
     sender.start()
     sender.join(timeout)
     if sender.is_alive():
-        failure.append(UnreachableError(f"no notice of {url} within {timeout:g} s", url))
+        failure.append(UnreachableError(f"no notice of {_shown(url)} within {timeout:g} s", url))
     if not failure:
         return True
     if raise_errors:
@@ -79,7 +84,9 @@ def notify_committed(
 def _send(url: str, to: str, secret: str, timeout: float) -> None:
     """Post the notice, again after a short pause while time is left and the listener may yet take it."""
     if not to.startswith(("http://", "https://")):
-        raise UsageError(f"{to!r} is no HTTP URL to send notices to; set {TO}, e.g. http://watcher:8377/")
+        raise UsageError(
+            f"{_shown(to)!r} is no HTTP URL to send notices to; set {TO}, e.g. http://watcher:8377/"
+        )
     headers = {"Content-Type": "application/json", "User-Agent": "ckpt-lifecycle"}
     if secret:
         headers["Authorization"] = f"Bearer {secret}"
@@ -96,5 +103,10 @@ def _send(url: str, to: str, secret: str, timeout: float) -> None:
         except OSError as error:
             reason, passing = str(getattr(error, "reason", error)) or type(error).__name__, True
         if not passing or time.monotonic() + _PAUSE >= deadline:
-            raise UnreachableError(f"{to} did not take the notice of {url} ({reason})", to)
+            raise UnreachableError(f"{_shown(to)} did not take the notice of {_shown(url)} ({reason})", to)
         time.sleep(_PAUSE)
+
+
+def _shown(url: str) -> str:
+    """As much of a URL as belongs into a line of a log."""
+    return url if len(url) <= _SHOWN else f"{url[: _SHOWN - 1]}…"

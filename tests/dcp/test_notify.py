@@ -1,6 +1,7 @@
 """A notice arrives, or the training job goes on in bounded time, whatever the other end does."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -94,6 +95,17 @@ def test_where_to_is_wrong(to: str) -> None:
     assert not dcp.notify_committed("/run/step_1", to)
     with pytest.raises(UsageError, match="CKPT_NOTIFY_URL"):
         dcp.notify_committed("/run/step_1", to, raise_errors=True)
+
+
+def test_a_line_of_a_log_stays_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    long = "/run/step_1" + "x" * 1_000_000
+    for to in ("file:///" + "x" * 1_000_000, "http://127.0.0.1:9/" + "x" * 1_000_000):
+        assert not dcp.notify_committed(long, to, timeout=0.2)
+    assert len(caplog.text) < 2000
+    assert dcp.notify_committed.__doc__ is not None
+    assert {"CKPT_NOTIFY_URL", "CKPT_NOTIFY_SECRET"} <= set(
+        re.findall(r"``(\w+)``", dcp.notify_committed.__doc__)
+    )
 
 
 def _train(place: str, to: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from dcp.sizes import human_bytes
 from dcp.storage import join_url
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey
@@ -88,7 +89,7 @@ def _stalled(settings: LifecycleSettings, run: RunSettings, stall: Stall) -> Ale
         fingerprint="",
         problem="stalled",
         headline=f"saves no more: nothing for {span(stall.quiet)} after {stall.last.step}",
-        what=f"no commit for {span(stall.quiet)}; one every {span(stall.usual)} is usual",
+        what=f"no commit for {span(stall.quiet)}; usual between two is {span(stall.usual)}",
         where=join_url(run.source, stall.last.step),
         since=timestamp(stall.last.at),
         command=f"ckpt status --run {run.name} --config {settings.file}",
@@ -105,8 +106,8 @@ def _junk(settings: LifecycleSettings, run: RunSettings, junk: Junk) -> Alert:
         step="",
         fingerprint="",
         problem="junk",
-        headline=f"has {_size(junk.bytes)} of junk in {len(junk.steps)} uncommitted steps",
-        what=plain(f"{junk.bytes} bytes in steps that were never committed: {names}{more}"),
+        headline=f"has {human_bytes(junk.bytes)} of junk in {len(junk.steps)} uncommitted steps",
+        what=plain(f"{human_bytes(junk.bytes)} in steps that were never committed: {names}{more}"),
         where=run.source,
         since=timestamp(junk.since),
         command=f"ckpt status --run {run.name} --config {settings.file}",
@@ -128,10 +129,3 @@ def _recovered(settings: LifecycleSettings, run: RunSettings, ledger: Ledger, ke
         since=timestamp(ledger.clock()),
         command=f"ckpt status --run {run.name} --config {settings.file}",
     )
-
-
-def _size(count: int) -> str:
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

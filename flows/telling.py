@@ -8,7 +8,7 @@ from flows.following import FAILED, RECOVERED
 from flows.next_command import shown_again_by
 from flows.run_telling import tell_mistake
 from flows.workshop import Workshop
-from tasks.after import FollowUp
+from tasks.after import FollowUp, after_failures
 from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
 from tasks.ledger import Failure, LedgerRecord, StepKey, timestamp
 from tasks.publish import PublishReport
@@ -59,13 +59,17 @@ class Teller:
             return
         if not report.ok:
             if report.attempts >= after.max_attempts:
-                self._follow_alert(key, FAILED, report.message)
+                self._follow_alert(key, FAILED, report.message, since=self._first_attempt(key))
         elif report.attempts:
             known = [record.facts.get("problem") for record in self._told(key.step) if record.key == key]
             if FAILED in known:
                 self._follow_alert(key, RECOVERED, report.message)
 
-    def _follow_alert(self, key: StepKey, problem: str, what: str) -> None:
+    def _first_attempt(self, key: StepKey) -> str:
+        """Since when what should follow has been failing."""
+        return self.ledger.read(key, after_failures(self.ledger.stages(key))[0]).when
+
+    def _follow_alert(self, key: StepKey, problem: str, what: str, since: str | None = None) -> None:
         config = self.workshop.settings.file
         self._raise(
             key,
@@ -76,7 +80,7 @@ class Teller:
                 problem=problem,
                 what=what,
                 where=self.url,
-                since=timestamp(self.ledger.clock()),
+                since=since or timestamp(self.ledger.clock()),
                 command=f"ckpt run {self.url} --config {config}",
                 advice="The step is published and can be used." if problem == FAILED else "",
             ),

@@ -87,8 +87,11 @@ class FollowUp(Report):
 
 
 def after_failures(stages: Iterable[str]) -> list[str]:
-    """The records of failed attempts."""
-    return [stage for stage in stages if stage.startswith(_FAILED)]
+    """The records of failed attempts, the first one first."""
+    return sorted(
+        (stage for stage in stages if stage.startswith(_FAILED)),
+        key=lambda stage: (len(stage), stage),
+    )
 
 
 def last_attempt(ledger: Ledger, key: StepKey, stages: frozenset[str]) -> FollowUp | None:

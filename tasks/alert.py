@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
 
 from dcp.advice import advice_for
+from dcp.errors import ChangedError
 from dcp.findings import Code, Report
 from tasks.ledger import Failure, Ledger, StepKey, timestamp
 
@@ -154,6 +155,11 @@ def alert_for_failure(
 
 def _advice(failure: Failure, url: str) -> str:
     """What to do about the first of the failure's codes that is known."""
+    if failure.error == ChangedError.__name__:
+        return (
+            "It was saved over while it was being processed. Nothing is left to do: once the new save is "
+            "complete, the step is processed again by itself."
+        )
     code = next((code for code in failure.codes if code in _CODES), None)
     if code is None:
         return ""

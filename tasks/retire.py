@@ -109,7 +109,7 @@ class NewerThan(Policy):
 
     def keeps(self, steps: Sequence[Directory], now: float) -> Mapping[str, str]:
         return {
-            step.name: f"committed within {self.seconds:.0f} s"
+            step.name: f"committed within {span(self.seconds)}"
             for step in steps
             if step.committed is None or now - step.committed <= self.seconds
         }

@@ -61,7 +61,9 @@ def run_key(problem: str, *what: str) -> StepKey:
 
 
 def span(seconds: float) -> str:
-    """``3 days``, ``5 h``, ``12 min`` or ``40 s``."""
+    """``3 days``, ``5 h``, ``12 min``, ``40 s`` or ``less than 1 s``."""
+    if 0 <= seconds < 1:
+        return "less than 1 s"
     for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

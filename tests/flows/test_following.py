@@ -75,6 +75,8 @@ def test_a_command_that_fails_is_tried_again_told_and_recovers(here: Lifecycle) 
     second = here.once(settings)
     assert [alert.problem for alert in here.told] == ["after-publish"]
     assert f"ckpt run {here.source.url}/step_1" in here.told[0].command
+    [key] = here.ledger.keys("step_1")
+    assert here.told[0].since == here.ledger.read(key, "after-failed-1").when
     assert second.steps[0].outcome == "published"
     assert verify(str(second.steps[0].published)).ok
     assert outcomes(here.once(settings)) == {}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dcp.errors import UsageError
+from dcp.sizes import human_bytes
 from flows.lifecycle import process_step
 from flows.passes import watch_once
 from flows.status import run_status
@@ -48,7 +49,7 @@ def test_a_run_that_stops_saving_is_told_once_and_its_recovery_once(here: Lifecy
         f"checkpoint.{RUN}",
     )
     assert alert.title == f"[{RUN}] saves no more: nothing for 7 h after step_3"
-    assert "one every 60 min is usual" in alert.what
+    assert "usual between two is 60 min" in alert.what
     assert alert.command.startswith(f"ckpt status --run {RUN} --config ")
     assert "lifecycle.toml: runs[0].stall_factor = 0" in alert.advice
     status = run_status(settings).runs[0]
@@ -101,6 +102,8 @@ def test_junk_is_told_once_until_it_doubles_and_when_it_is_gone(here: Lifecycle)
     junk = [alert for alert in here.told if alert.problem == "junk"]
     assert len(junk) == 1
     assert "in 2 uncommitted steps" in junk[0].title
+    assert f"has {human_bytes(2 * one)} of junk" in junk[0].title
+    assert junk[0].what.startswith(f"{human_bytes(2 * one)} in steps")
     assert "step_1, step_2" in junk[0].what
     for number in (3, 4):
         saved(here, f"step_{number}", 2 * HOUR, without=(".metadata",))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dcp.errors import ChangedError
 from dcp.findings import finding
 from dcp.storage.local import LocalStore
 from tasks.alert import (
@@ -18,7 +19,7 @@ from tasks.alert import (
     redeliver,
 )
 from tasks.ledger import Ledger, StepKey
-from tasks.outcomes import failure_of_report
+from tasks.outcomes import failure_of_error, failure_of_report
 from tasks.snapshot import take_snapshot
 from tests.support.lifecycle import CrashError, Sink, anywhere, webhook
 from tests.tasks.test_ledger import race
@@ -102,6 +103,14 @@ def test_advice_names_the_step_that_the_keys_were_held_against(ledger: Ledger) -
     failure = failure.model_copy(update={"expected": "gs://train/run/step_0"})
     told = alert_for_failure(ledger, KEY, failure, url=URL, since=None)
     assert told.advice.endswith(f"ckpt validate --against gs://train/run/step_0 {URL}")
+
+
+def test_a_step_that_was_saved_over_is_told_to_be_processed_again_by_itself(ledger: Ledger) -> None:
+    changed = ChangedError(f"{URL} was written to", code="files.newer-than-metadata")
+    told = alert_for_failure(ledger, KEY, failure_of_error("export", changed), url=URL, since=None)
+    assert told.problem == "torn"
+    assert "processed again by itself" in told.advice
+    assert "--copied" not in told.body
 
 
 def test_text_from_a_bucket_is_harmless() -> None:

@@ -90,4 +90,11 @@ def test_junk_is_told_anew_when_it_doubles_or_its_oldest_is_gone() -> None:
 
 
 def test_spans_are_readable() -> None:
-    assert [span(s) for s in (40, 130, 7200, 200_000)] == ["40 s", "2 min", "2 h", "2 days"]
+    assert [span(s) for s in (0, 0.9, 40, 130, 7200, 200_000)] == [
+        "less than 1 s",
+        "less than 1 s",
+        "40 s",
+        "2 min",
+        "2 h",
+        "2 days",
+    ]

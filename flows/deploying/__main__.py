@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,15 +62,29 @@ def show(up: Up, config: Path) -> None:
     say("")
     say("Next:")
     say(f"  export PREFECT_API_URL={up.api}")
-    say("  prefect deployment run watch/watch      # a pass now; one comes by itself every interval")
-    say(f"  ckpt status --config {config}")
+    say(f"  {program('prefect')} deployment run watch/watch      # a pass now; others come by themselves")
+    say(f"  {program('ckpt')} status --config {shlex.quote(str(config))}")
     say("  make deploy-down")
 
 
+def program(name: str) -> str:
+    """How to type a program that is installed beside this Python, whose environment need not be active."""
+    beside = Path(sys.executable).parent / name
+    found = shutil.which(name)
+    if not beside.exists() or (found is not None and os.path.realpath(found) == os.path.realpath(beside)):
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+
+
 def say(line: str) -> None:
-    """A line for the person at the terminal, at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    """A line for the person at the terminal, at once; nothing once they have stopped reading."""
+    try:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Half a deployment helps nobody: it is finished, unheard, and the interpreter's last flush too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -253,4 +253,5 @@ def _taken(port: int) -> bool:
 def _shown(database: str) -> str:
     """A database without its user and password."""
     parts = urlsplit(database)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    # Put together again by hand: urllib leaves out the empty host of a file, which makes its path relative.
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

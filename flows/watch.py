@@ -1,10 +1,15 @@
-"""The Prefect flow `watch`: one pass over all runs. `watch_once` starts it only where something is due."""
+"""The Prefect flow `watch`: one pass over all runs. `watch_once` starts it only where something is due.
+
+A pass that could not see to a run ends as a failed flow run (`PassFailedError` carries its report), so that
+nobody takes a watcher without access for one that has nothing to do.
+"""
 
 from __future__ import annotations
 
 from prefect import flow
 from prefect.logging import get_run_logger
 
+from dcp.errors import EnvironmentFault
 from flows.passes import PassReport, run_pass, watch_once
 from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
@@ -12,9 +17,18 @@ from flows.process import process_in_flow
 from flows.settings import DEFAULT_FILE, LifecycleSettings, RunSettings, load_settings
 from flows.submit import Submitter
 from flows.workshop import StepReport
-from tasks.prefect_tasks import emit
+from tasks.prefect_tasks import emit, spare_tracebacks
 
-__all__ = ["watch", "watch_once"]
+__all__ = ["PassFailedError", "watch", "watch_once"]
+
+
+class PassFailedError(EnvironmentFault):
+    """Storage failed for some of the runs; whatever could be done for the others is done."""
+
+    def __init__(self, report: PassReport) -> None:
+        failed = [f"run {run.run}: {run.error}" for run in report.runs if run.error]
+        super().__init__(f"not all runs could be seen to: {'; '.join(failed)}")
+        self.report = report
 
 
 @flow(name="watch", persist_result=False)
@@ -34,6 +48,7 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
     queue = settings.deploy.steps == "runs"
     report = run_pass(settings, Submitter(settings) if queue else process, emit=emit)
     logger = get_run_logger()
+    spare_tracebacks()
     for run in report.runs:
         if run.error:
             logger.error("run %s: %s", run.run, run.error)
@@ -41,11 +56,13 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
             logger.error("%s", run.mistake)
         if run.unknown:
             logger.warning("run %s: not steps, left alone: %s", run.run, ", ".join(run.unknown[:20]))
+    if any(run.error for run in report.runs):
+        raise PassFailedError(report)
     return report
 
 
 def watch_in_flow(settings: LifecycleSettings) -> PassReport:
-    """One pass as a flow run in this process.
+    """One pass as a flow run in this process; its report, also where storage failed.
 
     Raises:
         SettingsError: the settings turned out to be wrong.
@@ -53,4 +70,7 @@ def watch_in_flow(settings: LifecycleSettings) -> PassReport:
     """
     with prefect_answers():
         start_server()
-        return watch(config=str(settings.file))
+        try:
+            return watch(config=str(settings.file))
+        except PassFailedError as failed:
+            return failed.report

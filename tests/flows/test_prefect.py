@@ -11,6 +11,7 @@ import pytest
 
 from flows.passes import PassReport, watch_once
 from flows.process import run_step
+from flows.watch import watch, watch_in_flow
 from tasks.publish import current_alias, verify
 from tests.support.harness import PrefectApi
 from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, anywhere, outcomes
@@ -127,6 +128,25 @@ def test_two_watchers_at_once_publish_once(
     for name in bucket.manifests():
         assert verify(f"{bucket.published.url}/{name}").ok
     assert outcomes(watch_once(settings)) == {}
+
+
+@pytest.mark.usefixtures("prefect_api")
+@pytest.mark.parametrize("gone", ["train", "published"])
+def test_a_watcher_that_reaches_no_storage_is_no_green_run(tmp_path: Path, gone: str) -> None:
+    life = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
+    settings = life.settings()
+    life.save("step_1")
+    place = Path(life.url) / gone
+    if gone == "train":
+        place.rename(place.with_name("elsewhere"))
+    else:
+        # Nobody can make a directory there, not even root.
+        place.symlink_to("/proc/self/fd")
+    state = watch(config=str(settings.file), return_state=True)
+    assert state.is_failed()
+    assert f"not all runs could be seen to: run {RUN}: " in str(state.message)
+    report = watch_in_flow(settings)
+    assert (report.exit_code, report.runs[0].ok) == (3, False)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", "http://127.0.0.1:9"])

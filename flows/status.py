@@ -195,7 +195,10 @@ def _replaced(found: RunSurvey, shown: list[StepStatus], leads: dict[str, AliasR
         others = [
             key
             for key in found.snapshot.by_step.get(step.step, ())
-            if key.fingerprint != step.fingerprint and "published" in found.snapshot.of(key)
+            if key.fingerprint != step.fingerprint
+            and "published" in found.snapshot.of(key)
+            # What is left of these bytes is the step's own row.
+            and not (step.state == "deleting" and "deleting" in found.snapshot.of(key))
         ]
         rows += [
             _known(found, step.step, step.number, key, leads).model_copy(update={"state": "replaced"})

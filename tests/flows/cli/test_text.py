@@ -1,12 +1,15 @@
 """Names from a bucket are inert; bytes and times read well."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.findings import Finding, finding
 from flows.grouping import grouped, shared_prefix
-from flows.text import human_bytes, human_seconds, inert, name, plural
+from flows.text import human_bytes, human_seconds, inert, name, plural, problem_name
+from tasks.alert import TITLES
 
 ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -127,3 +130,10 @@ def test_groups_put_errors_first_and_count_what_they_hide() -> None:
 
 def test_a_single_one_is_shown_rather_than_counted() -> None:
     assert grouped(_gaps(6), shown=5)[0].hidden == 0
+
+
+def test_the_operators_guide_explains_names_that_differ_from_the_events() -> None:
+    guide = (Path(__file__).parents[3] / "deployments" / "README.md").read_text()
+    for problem in TITLES:
+        shown = problem_name(problem)
+        assert shown == problem or f"`{shown}`" in guide

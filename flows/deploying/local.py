@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from dcp.errors import EnvironmentFault, UsageError
 from flows.deploy_settings import PoolSettings
+from flows.deploying.lost import end_lost_runs
 from flows.deploying.processes import Daemons
 from flows.deploying.project import local_pools, pool_template, project_file
 from flows.deploying.server import Server
@@ -98,6 +99,8 @@ class LocalDeployment:
                     partial(_online, server, name, workers),
                     workers,
                 )
+            for run in end_lost_runs(server, names):
+                note(f"Ended the run {run}, whose worker had been killed")
             return Up(
                 ui=f"http://127.0.0.1:{settings.deploy.port}",
                 api=server.url,

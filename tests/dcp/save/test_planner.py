@@ -152,7 +152,7 @@ def test_every_rank_resumes_from_its_own_values(tmp_path: Path, how: dict[str, A
         assert (loaded["position"], loaded["list"]) == (rank * 10, rank)
     with pytest.raises(RankError) as caught:
         run_ranks(_resume, 2, place, {"per_rank": OWN})
-    assert "rng was saved by 3 ranks, each its own, as rng/rank_0 to rng/rank_2, and 2 load" in str(
+    assert "rng was saved by 3 ranks, each its own, as rng/rank_0 to rng/rank_2, and 2 ranks load" in str(
         caught.value
     )
     with pytest.raises(RankError, match=r"rng was saved by 3 ranks, each its own.*and 4 load"):

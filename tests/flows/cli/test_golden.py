@@ -104,6 +104,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     data = next((tmp_path / "cut").glob("*.distcp"))
     os.truncate(data, data.stat().st_size // 2)
     (tmp_path / "torn" / ".metadata").write_bytes(b"")
+    # A copy keeps the times of the checkout that it was made in.
+    for file in tmp_path.glob("*/*"):
+        os.utime(file, (0, 1_700_000_000))
     monkeypatch.chdir(tmp_path)
     checkpoint.save(
         {key: torch.ones(2) for key in ODD_KEYS},

@@ -14,7 +14,7 @@
 - `safetensors_layout`, `safetensors_export`: which tensors stand in which file, and these streamed.
 - `destination`, `unchanged`: what is asked of where it goes, and of where it comes from.
 - `sink`: what goes out is counted and hashed.
-- `certificate`: the digests of a finished file's tensors.
+- `certificate`: the digests of a finished file's tensors; `provenance`: which of them are a checkpoint's.
 """
 
 from dcp.exporting.certificate import certify

@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.export import ExportRequest, export_step
 from tasks.export_plan import measured_rates, plan_step
-from tasks.manifest import MANIFEST
+from tasks.manifest import MANIFEST, Manifest, encode
 from tests.support.lifecycle import Lifecycle
 
 REQUESTS = [ExportRequest(), ExportRequest(format="safetensors", name="hf", tie=True)]
@@ -53,7 +53,7 @@ def test_time_is_what_was_measured_before(tmp_path: Path) -> None:
     assert artifact["peak_memory"] > 0
     assert measured_rates(life.ledger) == {"checkpoint.pt": artifact["bytes_read"] / artifact["seconds"]}
     artifact["seconds"] = artifact["bytes_read"] / 500
-    store.replace(manifest, json.dumps(document).encode())
+    store.replace(manifest, encode(Manifest.model_validate(document)))
     rates = measured_rates(life.ledger)
     life.save("step_2")
     need = plan_step(**arguments(life, "step_2", [ExportRequest()]), rates=rates)

@@ -15,7 +15,7 @@ from tasks.verify import BLOCK, verify
 from tests.support.lifecycle import anywhere
 from tests.tasks.test_aliases import manifest
 
-CONTENT = {"checkpoint.pt": b"0123456789" * 50, "model/part.pt": b"x", "empty": b""}
+CONTENT = {"report.html": b"0123456789" * 50, "model/part.json": b"x", "empty": b""}
 
 
 def listed(name: str, data: bytes) -> PublishedFile:
@@ -63,22 +63,22 @@ def problems(store: Store) -> dict[str, str]:
 
 def test_each_difference_is_named(store: Store) -> None:
     publish(store)
-    store.remove("checkpoint.pt")
-    assert problems(store) == {"checkpoint.pt": "missing"}
-    store.replace("checkpoint.pt", CONTENT["checkpoint.pt"][:-1])
-    assert problems(store) == {"checkpoint.pt": "size"}
-    store.replace("checkpoint.pt", CONTENT["checkpoint.pt"] + b"x")
-    assert problems(store) == {"checkpoint.pt": "size"}
-    store.replace("checkpoint.pt", CONTENT["checkpoint.pt"])
-    store.replace("model/more.pt", b"smuggled in")
-    assert problems(store) == {"model/more.pt": "extra"}
+    store.remove("report.html")
+    assert problems(store) == {"report.html": "missing"}
+    store.replace("report.html", CONTENT["report.html"][:-1])
+    assert problems(store) == {"report.html": "size"}
+    store.replace("report.html", CONTENT["report.html"] + b"x")
+    assert problems(store) == {"report.html": "size"}
+    store.replace("report.html", CONTENT["report.html"])
+    store.replace("model/more.json", b"smuggled in")
+    assert problems(store) == {"model/more.json": "extra"}
 
 
 def test_a_wrong_crc_alone_is_found(store: Store) -> None:
-    right = listed("model/part.pt", b"x")
+    right = listed("model/part.json", b"x")
     others = [listed(n, d) for n, d in CONTENT.items() if n != right.name]
     publish(store, [right.model_copy(update={"crc32c": "00000000"}), *others])
-    assert problems(store) == {"model/part.pt": "crc32c"}
+    assert problems(store) == {"model/part.json": "crc32c"}
 
 
 @settings(max_examples=25, deadline=None)
@@ -86,16 +86,16 @@ def test_a_wrong_crc_alone_is_found(store: Store) -> None:
 def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
     store = open_store(str(tmp_path_factory.mktemp("flip")))
     publish(store)
-    data = bytearray(CONTENT["checkpoint.pt"])
+    data = bytearray(CONTENT["report.html"])
     data[position] ^= 1 << bit
-    store.replace("checkpoint.pt", bytes(data))
-    assert problems(store) == {"checkpoint.pt": "sha256"}
+    store.replace("report.html", bytes(data))
+    assert problems(store) == {"report.html": "sha256"}
 
 
 def test_a_file_of_many_blocks_is_hashed_in_order(store: Store) -> None:
     data = bytes(range(256)) * ((2 * BLOCK + 1000) // 256)
-    publish(store, [listed("checkpoint.pt", data), listed("empty", b""), listed("model/part.pt", b"x")])
-    store.replace("checkpoint.pt", data)
+    publish(store, [listed("report.html", data), listed("empty", b""), listed("model/part.json", b"x")])
+    store.replace("report.html", data)
     assert problems(store) == {}
 
 

@@ -185,7 +185,7 @@ def test_what_was_written_is_looked_at_again(
     worn: type[_Worn], golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "dcp.exporting.run.open_parent", lambda dest: (worn(str(tmp_path), {}), Path(dest).name)
+        "dcp.exporting.destination.open_parent", lambda dest: (worn(str(tmp_path), {}), Path(dest).name)
     )
     for dest in ("out", "out.safetensors"):
         with pytest.raises(EnvironmentFault, match="does not hold what was written"):

@@ -211,7 +211,9 @@ def test_a_missing_file_is_found_and_the_rest_is_loaded(golden_copy: Callable[[s
 def test_a_truncated_file_is_found(golden_copy: Callable[[str], Path]) -> None:
     path = golden_copy("torch_fsdp_tp_2x2")
     data = path / "__1_0.distcp"
-    os.truncate(data, data.stat().st_size // 2)
+    before = data.stat()
+    os.truncate(data, before.st_size // 2)
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     report = load_one(path)
     [found] = errors(report)
     assert (found.code, found.file) == ("files.truncated", data.name)

@@ -155,7 +155,7 @@ def test_every_rank_resumes_from_its_own_values(tmp_path: Path, how: dict[str, A
     assert "rng was saved by 3 ranks, each its own, as rng/rank_0 to rng/rank_2, and 2 ranks load" in str(
         caught.value
     )
-    with pytest.raises(RankError, match=r"rng was saved by 3 ranks, each its own.*and 4 load"):
+    with pytest.raises(RankError, match=r"rng was saved by 3 ranks, each its own.*and 4 ranks load"):
         run_ranks(_resume, 4, place, {"per_rank": OWN})
     skipped = run_ranks(_resume, 2, place, {"per_rank": OWN, "skip": [f"{key}/rank_*" for key in OWN]})
     assert [loaded["position"] for loaded in skipped] == [None, None]

@@ -75,7 +75,8 @@ def test_a_killed_export_leaves_nothing_to_the_next(
     assert ".partial-" in living[0]
     assert not dest.is_file()
 
-    assert exported(fsdp2_checkpoint.path, dest, kind).code == 0
+    # A directory of shards belongs to whoever writes it; single files appear one after the other.
+    assert exported(fsdp2_checkpoint.path, dest, kind).code == (3 if kind == "safetensors" else 0)
     assert living[0] in files(tmp_path), "it is still being written"
     running.kill()
     running.communicate(timeout=30)
@@ -133,7 +134,7 @@ def test_a_disk_that_is_really_full(fsdp2_checkpoint: SavedCheckpoint, tmp_path:
         )
         assert "No space left" in done.stderr
         assert files(place) == ["other"]
-        one_line(exported(fsdp2_checkpoint.path, place / "out.pt", "torch"), "bytes of disk", "are free")
+        one_line(exported(fsdp2_checkpoint.path, place / "out.pt", "torch"), "of disk and", "are free")
     finally:
         subprocess.run(["umount", str(place)], check=True)
 
@@ -141,7 +142,7 @@ def test_a_disk_that_is_really_full(fsdp2_checkpoint: SavedCheckpoint, tmp_path:
 def test_no_permission(fsdp2_checkpoint: SavedCheckpoint) -> None:
     """Where not even root may write."""
     for dest in ("/sys/out.pt", "/sys/kernel/none/out.pt"):
-        one_line(exported(fsdp2_checkpoint.path, Path(dest), "torch"), "no permission", dest)
+        one_line(exported(fsdp2_checkpoint.path, Path(dest), "torch"), "/sys", "permission")
 
 
 @pytest.mark.parametrize("mode", [[], ["--json"], ["--quiet"]])
@@ -155,7 +156,7 @@ def test_a_plan_that_the_machine_cannot_hold(
     if mode == ["--json"]:
         [refusal] = said.document["refusals"]
         assert refusal.startswith(needs)
-        assert refusal.endswith("bytes of disk and 7 are free; write elsewhere")
+        assert refusal.endswith("of disk and 7 B are free; free some, or write elsewhere")
     else:
         assert needs in (said.err if mode else said.out)
 

@@ -57,7 +57,7 @@ _PATTERNS = (
     (r"(report\.html +|wrong, )[\d.]+ KiB", r"\1SIZE"),
     (r"__(\d+)_\d{6,}\.distcp", r"__\1_NUMBER.distcp"),
     (r"\b[\d,.]+ [KMG]iB/s", "RATE"),
-    (r"\b[\d,.]+ MiB at most", "SIZE at most"),
+    (r"\b[\d,.]+ [MG]iB at most", "SIZE at most"),
     (r"\([\d,.]+ KiB, TIME\)", "(SIZE, TIME)"),
     (r" {2,}(TIME|AGE|DIGEST8|PUBLISHED|WHEN)\b", r"  \1"),
     (r"(TIME|AGE|DIGEST8|PUBLISHED|WHEN)\b {2,}", r"\1  "),

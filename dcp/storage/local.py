@@ -160,12 +160,13 @@ class LocalStore(Store):
         """The directory is made, and locked; if nothing is in it in the end it goes again."""
         path = self._path(name)
         made = not path.is_dir()
+        handle = -1
         try:
-            make_directory(path)
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise translate(error, str(path)) from error
-        try:
+            try:
+                make_directory(path)
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                raise translate(error, str(path)) from error
             _lock(handle, path, shared)
             yield
         finally:
@@ -173,7 +174,8 @@ class LocalStore(Store):
                 # It stays where anything has been put into it.
                 with suppress(OSError):
                     path.rmdir()
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
 
     def sweep(self) -> None:
         sweep(self.root)

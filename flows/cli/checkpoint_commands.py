@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
-from flows.cli.options import CheckpointUrl, MemoryBudget, complete_layout, parse_size
+from flows.cli.options import Allow, CheckpointUrl, Copied, MemoryBudget, complete_layout, parse_size
 from flows.cli.output import Output
 
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
@@ -55,10 +55,7 @@ def validate(
     scrub: Annotated[
         bool, typer.Option("--scrub", help="Read every byte and hold it against every checksum.")
     ] = False,
-    copied: Annotated[
-        bool,
-        typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning."),
-    ] = False,
+    copied: Copied = False,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,14 +65,7 @@ def validate(
             "Default: '*_extra_state*' and '*dp_rank_*'.",
         ),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="CLASS",
-            help="A class that saved objects may ask for, as pkg.mod.Class or pkg.*; may be repeated.",
-        ),
-    ] = None,
+    allow: Allow = None,
 ) -> int:
     """Find out whether a checkpoint can be resumed.
 
@@ -134,14 +124,7 @@ def load_as_others(
             '"replicate" or a dimension. Default: dimension 1.',
         ),
     ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow",
-            metavar="CLASS",
-            help="A class that saved objects may ask for, as pkg.mod.Class or pkg.*; may be repeated.",
-        ),
-    ] = None,
+    allow: Allow = None,
     memory_budget: MemoryBudget = "1GiB",  # type: ignore[assignment]  # typer parses the default too
     reader: Annotated[
         Literal["bucket", "torch"],
@@ -149,10 +132,7 @@ def load_as_others(
             "--reader", help="What ranks of --engine gloo read with: ours, or torch's (local paths)."
         ),
     ] = "bucket",
-    copied: Annotated[
-        bool,
-        typer.Option("--copied", help="This is a copy: data may be newer than .metadata."),
-    ] = False,
+    copied: Copied = False,
     plan: Annotated[
         bool,
         typer.Option("--plan", help="Load nothing: say what 1 to 1024 ranks, or the layouts, would read."),

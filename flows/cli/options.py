@@ -45,3 +45,17 @@ MemoryBudget = Annotated[
         "--memory-budget", metavar="SIZE", parser=parse_size, help="Bytes of tensors to hold at a time."
     ),
 ]
+
+Copied = Annotated[
+    bool,
+    typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning."),
+]
+
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="CLASS",
+        help="A class that saved objects may ask for, as pkg.mod.Class or pkg.*; may be repeated.",
+    ),
+]

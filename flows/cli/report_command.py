@@ -11,7 +11,7 @@ import typer
 from dcp.errors import UsageError
 from flows.cli.command import command
 from flows.cli.failures import FINE
-from flows.cli.options import SETTINGS_FILE
+from flows.cli.options import SETTINGS_FILE, Copied
 from flows.cli.output import Output
 from flows.text import human_bytes, human_seconds, name
 
@@ -50,9 +50,7 @@ def report(
         str | None,
         typer.Option("--contract", metavar="FILE", help="Expected keys, as ckpt contract writes them."),
     ] = None,
-    copied: Annotated[
-        bool, typer.Option("--copied", help="This is a copy: data newer than .metadata is only a warning.")
-    ] = False,
+    copied: Copied = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Then show it to browsers on this machine, until Ctrl-C.")
     ] = False,

@@ -76,6 +76,9 @@ def translate(error: BaseException, url: str) -> CkptError:
 
 def status_of(error: BaseException) -> int | None:
     """HTTP status carried by gcsfs, google-auth, aiohttp and botocore exceptions."""
+    # An answer that breaks off is 400 to aiohttp's parser, whatever the server's own status was.
+    if type(error).__module__ == "aiohttp.http_exceptions":
+        return None
     for name in ("code", "status", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, str) and value.isdigit():
@@ -107,7 +110,7 @@ def retrying(url: str, operation: Callable[..., T], *args: Any, **kwargs: Any) -
     A store that answers that it is busy, or that breaks off, is asked for about half a minute. An endpoint
     at which nobody listens or that has no address, for a few seconds. An answer that would be the same
     again, such as a bad request, is not asked for twice. No attempt begins later than 60 s after the first:
-    some backends retry by themselves for half a minute before they give up.
+    some backends repeat by themselves before they give up.
     """
     from tenacity import Retrying, retry_if_exception, wait_random_exponential
 
@@ -136,6 +139,14 @@ def _may_pass(error: BaseException) -> bool:
 def _is_enough(retry_state: RetryCallState) -> bool:
     assert retry_state.outcome is not None
     error = retry_state.outcome.exception()
-    deaf = error is not None and isinstance(error.__cause__, _DEAF)
+    deaf = error is not None and _is_deaf(error)
     late = (retry_state.seconds_since_start or 0) > _RETRY_SECONDS
     return late or retry_state.attempt_number >= (_DEAF_ATTEMPTS if deaf else _ATTEMPTS)
+
+
+def _is_deaf(error: BaseException) -> bool:
+    """Whether nobody listens there, which libraries tell in exceptions of their own, some without a cause."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, _DEAF):
+        found = found.__cause__ or found.__context__
+    return found is not None

@@ -66,6 +66,10 @@ def _filesystem_class(url: str) -> type[Any]:
 
     protocol, _ = split_protocol(url)
     try:
+        if protocol in ("s3", "s3a"):
+            from dcp.storage.s3_filesystem import BoundedS3FileSystem
+
+            return BoundedS3FileSystem
         found: type[Any] = fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise UsageError(

@@ -10,12 +10,14 @@ from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
-from dcp.checks.tiling import check_tensor
+from dcp.checks.subclasses import is_subclass, unchecked
+from dcp.checks.tiling import check_tensor, short_records
 from dcp.errors import NotLoadableError
 from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
 from dcp.layout import Layout
 from dcp.load.batches import is_sound
+from dcp.records import Records
 
 _ABSENT: frozenset[Code] = frozenset(
     ["files.missing", "files.truncated", "files.unsafe-path", "records.missing", "records.out-of-bounds"]
@@ -58,12 +60,14 @@ def _refusal(url: str, torn: Sequence[Finding]) -> str:
 def preflight(checkpoint: Checkpoint, *, copied: bool = False) -> tuple[CheckpointIndex, list[Finding]]:
     """The index without the tensors that cannot be loaded at all, and findings.
 
-    Each tensor left out is a finding, and so is everything for which `require_whole` would refuse it.
+    Each tensor left out is a finding, and so is everything for which `require_whole` would refuse it. One
+    that only its own class could put together is left out with a warning: it is not damaged.
     """
     findings = list(_torn(checkpoint, copied))
+    records = Records(checkpoint.store, checkpoint.objects)
     kept: dict[str, Entry] = {}
     for entry in checkpoint.index.entries.values():
-        problems = _problems(entry) if isinstance(entry, TensorEntry) else []
+        problems = _problems(records, entry) if isinstance(entry, TensorEntry) else []
         findings += problems
         if not problems:
             kept[entry.key] = entry
@@ -82,7 +86,9 @@ def require_fit(layouts: Sequence[Layout], entries: Iterable[TensorEntry]) -> No
             layout.require_fit(entry.shape, entry.key)
 
 
-def _problems(entry: TensorEntry) -> list[Finding]:
+def _problems(records: Records, entry: TensorEntry) -> list[Finding]:
+    if any(True for _ in short_records(entry)) and is_subclass(records, entry):
+        return [unchecked(entry)]
     if entry.dtype.startswith("q"):
         message = f"{entry.key} is quantised ({entry.dtype}): a plain tensor of that type cannot be made"
         return [finding("metadata.unsupported", message, key=entry.key)]

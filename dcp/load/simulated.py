@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner
 
 from dcp.archive import Archive
 from dcp.checkpoint import Checkpoint
+from dcp.checks.subclasses import is_subclass, unchecked
 from dcp.collector import gc_paused
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, has_errors
@@ -37,6 +38,7 @@ from dcp.load.reader import BucketReader
 from dcp.load.report import LayoutReport
 from dcp.load.standin import Arena
 from dcp.pickles.scan import Allowance
+from dcp.records import Records
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -136,6 +138,7 @@ class _Pass:
         self.unpickled = 0
         self.scanned = 0
         self.pull = Pull(checkpoint, budget=min(READ_AHEAD, memory_budget // 4))
+        self.records = Records(checkpoint.store, checkpoint.objects)
         self.reader = BucketReader(checkpoint.url)
         self.arena = Arena()
         self.tallies = [_Tally(layout, [0] * layout.ranks, [0.0] * layout.ranks) for layout in layouts]
@@ -211,10 +214,17 @@ class _Pass:
 
     def _fail(self, need: BandNeed, error: CheckpointError) -> None:
         """Report a chunk that could not be read, once, to every layout."""
-        if self._is_new(error, need.need.entry.key, need.chunk):
-            for tally, ranks in self._by_layout():
-                concerned = ranks.holders(need.need.entry, need.need.chunk.box)
-                tally.findings.append(_failure(error, ranks=concerned))
+        entry = need.need.entry
+        if not self._is_new(error, entry.key, need.chunk):
+            return
+        if error.code == "records.undecodable" and is_subclass(self.records, entry):
+            # Its record is no shorter than plain bytes would be, so that its content alone tells what it is.
+            if (told := unchecked(entry)) not in self.findings:
+                self.findings.append(told)
+            return
+        for tally, ranks in self._by_layout():
+            concerned = ranks.holders(entry, need.need.chunk.box)
+            tally.findings.append(_failure(error, ranks=concerned))
 
     def _is_new(self, error: CheckpointError, *place: object) -> bool:
         """Whether neither the listing nor an earlier piece of the same record has told of it."""

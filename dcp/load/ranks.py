@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import add, sub
-from typing import NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -40,26 +39,6 @@ from dcp.load.verdicts import about_region, compare, joined, mismatch
 
 Arrived = Sequence[tuple[BandNeed, Bits | CheckpointError]]
 """What was read for one band."""
-Held = Sequence[tuple[Box, torch.Tensor]]
-"""What one rank holds of one band: regions of the tensor, and their memory."""
-
-
-class Loaded(NamedTuple):
-    """One band in the memory of a layout's ranks, to be compared."""
-
-    entry: TensorEntry
-    held: Mapping[int, Held]
-    """By rank."""
-    expected: Sequence[tuple[Box, Bits]]
-    """What the checkpoint holds of it."""
-
-
-class Compared(NamedTuple):
-    """What comparing a `Loaded` came to."""
-
-    findings: list[Finding]
-    seconds: Mapping[int, float]
-    """Time taken, by rank."""
 
 
 class _Source:
@@ -152,20 +131,18 @@ class SimulatedRanks:
             band = self._items[key, self._pieces[rank][key][piece]]
             band.setdefault(rank, []).append(item)
 
-    def load(self, band: Band, arrived: Arrived) -> Loaded:
-        """Load one band on every rank that holds something of it."""
+    def load(self, band: Band, arrived: Arrived) -> None:
+        """Load one band on every rank that holds something of it, compare, and free the memory."""
         entry = band.entry
         sources = {need.chunk: _Source(need, value) for need, value in arrived if is_bits(value)}
         self._excused[entry.key] += [n.region for n, value in arrived if not is_bits(value)]
-        held: dict[int, Held] = {}
+        expected = joined(band.box, [(s.region, s.bits) for s in sources.values()])
         for rank, items in self._items.pop((entry.key, band.number), {}).items():
             with self._timed(rank):
                 done = [self._copy(rank, entry, item, sources) for item in items]
-                memory = self._stand_in(rank, entry.key).release()
                 if any(done):
-                    held[rank] = memory
-        self._arena.turn()
-        return Loaded(entry, held, joined(band.box, [(s.region, s.bits) for s in sources.values()]))
+                    self._compare(rank, entry, expected)
+        self._arena.reset()
 
     def _copy(self, rank: int, entry: TensorEntry, item: ReadItem, sources: Mapping[int, _Source]) -> bool:
         """Do one read of a rank, if its chunk could be read."""
@@ -186,26 +163,15 @@ class SimulatedRanks:
         self.rank_bytes[rank] += target.nbytes
         return True
 
-    def compare(self, loaded: Loaded) -> Compared:
-        """Hold a band against the checkpoint; in any thread, since nothing is changed."""
-        findings: list[Finding] = []
-        seconds: dict[int, float] = {}
-        for rank, held in loaded.held.items():
-            started = time.perf_counter()
-            for box, memory in held:
-                bits = bits_of(memory)
-                for region, expected in loaded.expected:
-                    found = compare(bits, box, expected, region)
-                    if found is not None:
-                        findings.append(mismatch(loaded.entry, self.layout, rank, *found))
-            seconds[rank] = time.perf_counter() - started
-        return Compared(findings, seconds)
-
-    def settle(self, compared: Compared) -> None:
-        """Take down what `compare` found."""
-        self.findings += compared.findings
-        for rank, seconds in compared.seconds.items():
-            self.rank_seconds[rank] += seconds
+    def _compare(self, rank: int, entry: TensorEntry, expected: Sequence[tuple[Box, Bits]]) -> None:
+        stand_in = self._stand_in(rank, entry.key)
+        for number, memory in stand_in.memory.items():
+            loaded = bits_of(memory)
+            for region, bits in expected:
+                found = compare(loaded, stand_in.pieces[number], bits, region)
+                if found is not None:
+                    self.findings.append(mismatch(entry, self.layout, rank, *found))
+        stand_in.memory.clear()
 
     @contextmanager
     def _timed(self, rank: int) -> Iterator[None]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -33,7 +32,7 @@ from dcp.load.metadata import known_to_torch, torch_metadata
 from dcp.load.objects import NOTHING, examine
 from dcp.load.preflight import preflight
 from dcp.load.pull import Got, Pull
-from dcp.load.ranks import Compared, InertPlanner, Loaded, SimulatedRanks
+from dcp.load.ranks import InertPlanner, SimulatedRanks
 from dcp.load.reader import BucketReader
 from dcp.load.report import LayoutReport
 from dcp.load.standin import Arena
@@ -87,33 +86,6 @@ class _Tally:
         self.seconds += time.perf_counter() - started
 
 
-class _Comparing:
-    """Compares each band in a thread of its own while the next one is loaded; the arena has room for both."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compare")
-        self._pending: tuple[SimulatedRanks, Future[Compared]] | None = None
-
-    def __enter__(self) -> _Comparing:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._pool:
-            if kind is None:
-                self._settle()
-
-    def put(self, ranks: SimulatedRanks, loaded: Loaded) -> None:
-        """Wait for the band before, and begin with this one."""
-        self._settle()
-        self._pending = ranks, self._pool.submit(ranks.compare, loaded)
-
-    def _settle(self) -> None:
-        if self._pending is not None:
-            ranks, future = self._pending
-            self._pending = None
-            ranks.settle(future.result())
-
-
 class _Pass:
     def __init__(
         self,
@@ -162,11 +134,10 @@ class _Pass:
         with gc_paused():
             plan = list(batches(part, cuts, self.budget))
         self.pull.locate(chain.from_iterable(batch.needs for batch in plan))
-        with _Comparing() as self._comparing:
-            for batch, (_, got) in zip(plan, self.pull.groups(batch.needs for batch in plan), strict=True):
-                self._take(batch, got)
-                if self.progress is not None:
-                    self.progress(self.done, self.total)
+        for batch, (_, got) in zip(plan, self.pull.groups(batch.needs for batch in plan), strict=True):
+            self._take(batch, got)
+            if self.progress is not None:
+                self.progress(self.done, self.total)
         for tally, ranks in self._by_layout():
             with tally.timed():
                 ranks.check_coverage()
@@ -190,7 +161,7 @@ class _Pass:
                     self._fail(need, value)
             for tally, ranks in self._by_layout():
                 with tally.timed():
-                    self._comparing.put(ranks, ranks.load(band, arrived))
+                    ranks.load(band, arrived)
         for wanted, value in zip(batch.objects, answers, strict=True):
             self._take_object(wanted.entry, value)
         self.done += sum(need.cost for need in batch.needs)

@@ -35,29 +35,25 @@ def _filled(raw: torch.Tensor, shape: Shape, dtype: torch.dtype) -> torch.Tensor
 
 
 class Arena:
-    """Memory for the pieces of two bands, one that is loaded and one before it that is compared.
-
-    It is used again and again: fresh pages are slow to touch.
-    """
+    """Memory for the pieces of one band at a time, used again for the next: fresh pages are slow to touch."""
 
     def __init__(self) -> None:
-        self._blocks = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+        self._block = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def poisoned(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of nothing but poison, for use until the second `turn` from now."""
+        """A tensor of nothing but poison, for use until `reset`."""
         size = prod(shape) * dtype.itemsize
-        if self._used + size > self._blocks[0].numel():
+        if self._used + size > self._block.numel():
             # What was handed out of the old block keeps it alive until it is dropped.
-            self._blocks[0] = torch.empty(2 * (self._used + size), dtype=torch.uint8)
+            self._block = torch.empty(2 * (self._used + size), dtype=torch.uint8)
             self._used = 0
-        raw = self._blocks[0][self._used : self._used + size]
+        raw = self._block[self._used : self._used + size]
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return _filled(raw, shape, dtype)
 
-    def turn(self) -> None:
-        """Go on in the other half, and take back what was handed out of it."""
-        self._blocks.reverse()
+    def reset(self) -> None:
+        """Take everything back; tensors handed out must not be used any more."""
         self._used = 0
 
 
@@ -92,12 +88,6 @@ class StandIn(torch.Tensor):
         if number not in self.memory:
             self.memory[number] = self.arena.poisoned(self.pieces[number].sizes, self.dtype)
         return self.memory[number]
-
-    def release(self) -> list[tuple[Box, torch.Tensor]]:
-        """The pieces in use with their memory, which the next read into them begins anew."""
-        held = [(self.pieces[number], tensor) for number, tensor in self.memory.items()]
-        self.memory.clear()
-        return held
 
     def number_of(self, index: MetadataIndex) -> int:
         """The number of the piece that a read item's destination names.

@@ -88,21 +88,6 @@ def test_memory_of_a_piece_begins_as_poison(dtype: torch.dtype) -> None:
         made.__get_tensor_shard__(MetadataIndex("w", [1, 0]))
 
 
-def test_a_band_is_in_memory_until_the_one_after_the_next() -> None:
-    arena = Arena()
-    bands = []
-    for value in range(6):
-        band = [arena.poisoned((100,), torch.uint8) for _ in range(1 + value % 3)]
-        for piece in band:
-            assert piece.eq(POISON).all()
-            piece.fill_(value)
-        bands.append((value, band))
-        arena.turn()
-        # The last one is still being compared, and the next one is not begun.
-        for held, pieces in bands[-2:]:
-            assert all(piece.eq(held).all() for piece in pieces)
-
-
 def test_a_stand_in_computes_nothing() -> None:
     with pytest.raises(NotImplementedError, match="stand-in"):
         StandIn((2,), torch.float32, [], Arena()) + 1

@@ -1,72 +1,40 @@
 """A notice arrives, or the training job goes on in bounded time, whatever the other end does."""
 
-import json
 import re
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import dcp
 from dcp.errors import UnreachableError, UsageError
 from tests.support.ranks import run_ranks
-
-
-@contextmanager
-def listener(*statuses: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server that answers with these statuses, then 202, and what it was sent."""
-    received: list[dict[str, Any]] = []
-    left = list(statuses)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append({**json.loads(body), "authorization": self.headers.get("Authorization")})
-            self.send_response(left.pop(0) if left else 202)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/", received
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+from tests.support.web import webhook
 
 
 def test_a_notice_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    with listener() as (to, received):
-        assert dcp.notify_committed("gs://bucket/run/step_1/", to, secret="s3cret")
-        monkeypatch.setenv("CKPT_NOTIFY_URL", to)
+    with webhook() as hook:
+        assert dcp.notify_committed("gs://bucket/run/step_1/", hook.http, secret="s3cret")
+        monkeypatch.setenv("CKPT_NOTIFY_URL", hook.http)
         monkeypatch.setenv("CKPT_NOTIFY_SECRET", "from outside")
         assert dcp.notify_committed("gs://bucket/run/step_2")
-    assert [(n["event"], n["url"], n["authorization"]) for n in received] == [
-        ("committed", "gs://bucket/run/step_1", "Bearer s3cret"),
-        ("committed", "gs://bucket/run/step_2", "Bearer from outside"),
+    assert [(notice["event"], notice["url"]) for notice in hook.received] == [
+        ("committed", "gs://bucket/run/step_1"),
+        ("committed", "gs://bucket/run/step_2"),
     ]
+    assert hook.authorizations == ["Bearer s3cret", "Bearer from outside"]
 
 
 def test_it_is_sent_again_only_where_that_may_help() -> None:
-    with listener(503) as (to, received):
-        assert dcp.notify_committed("/run/step_1", to)
-    assert len(received) == 2
-    with listener(401, 401) as (to, received):
-        assert not dcp.notify_committed("/run/step_1", to)
+    with webhook(503) as hook:
+        assert dcp.notify_committed("/run/step_1", hook.http)
+    assert [notice["url"] for notice in hook.received] == ["/run/step_1"]
+    with webhook(401, 401) as hook:
+        assert not dcp.notify_committed("/run/step_1", hook.http)
         with pytest.raises(UnreachableError, match="HTTP 401"):
-            dcp.notify_committed("/run/step_1", to, raise_errors=True)
-    assert len(received) == 2
+            dcp.notify_committed("/run/step_1", hook.http, raise_errors=True)
+    assert (len(hook.authorizations), hook.received) == (2, [])
 
 
 def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,7 +89,7 @@ def _train(place: str, to: str) -> bool:
 
 def test_a_training_job_tells_of_its_step(tmp_path: Path) -> None:
     place = str(tmp_path / "step_1")
-    with listener() as (to, received):
-        assert run_ranks(_train, 2, place, to) == [True, False]
-    assert [notice["url"] for notice in received] == [place]
+    with webhook() as hook:
+        assert run_ranks(_train, 2, place, hook.http) == [True, False]
+    assert [notice["url"] for notice in hook.received] == [place]
     assert dcp.validate(place).ok

@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.faults import Victim, assert_settled, kill_one, race
 from tests.support.harness import PrefectApi
-from tests.support.lifecycle import Lifecycle, webhook
+from tests.support.lifecycle import Lifecycle
+from tests.support.web import webhook
 
 STEPS = 5
 KILLS = 4

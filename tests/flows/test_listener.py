@@ -5,11 +5,9 @@ import datetime
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +24,7 @@ from flows.notices import LIMIT, BadNoticeError, Step, step_of_notice
 from flows.settings import LifecycleSettings, load_settings
 from flows.workshop import Workshop
 from tests.support.lifecycle import RUN, Lifecycle
+from tests.support.web import QuietHandler, served
 
 SETTINGS = """
 [[runs]]
@@ -232,25 +231,12 @@ def certificates() -> Iterator[tuple[str, Any]]:
         }
         return jwt.encode(signer, {**known, **claims}).decode()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(shown)))
-            self.end_headers()
-            self.wfile.write(shown)
+            self.answer(200, shown)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/certs", signed
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with served(Handler) as endpoint:
+        yield f"http://{endpoint}/certs", signed
 
 
 def test_pushes_that_google_signed_are_taken_and_no_others(settings: LifecycleSettings) -> None:

@@ -20,8 +20,8 @@ from tests.support.lifecycle import (
     Lifecycle,
     anywhere,
     outcomes,
-    webhook,
 )
+from tests.support.web import webhook
 
 # No machine can do it in so little memory: it fails, and succeeds once it is given more.
 WRONG_EXPORT = "[[runs.exports]]\nmemory_budget = 1\n"

@@ -13,7 +13,8 @@ from flows.lifecycle import process_step
 from flows.passes import watch_once
 from flows.status import run_status
 from flows.workshop import Workshop
-from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, outcomes, webhook
+from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, outcomes
+from tests.support.web import webhook
 
 HOUR = 3600.0
 

@@ -14,7 +14,8 @@ from tasks.alert import sink_name
 from tasks.leases import Leases
 from tasks.publish import set_alias
 from tests.flows.cli.ckpt import Ckpt
-from tests.support.lifecycle import OTHER_KEYS, RUN, CrashError, Lifecycle, anywhere, webhook
+from tests.support.lifecycle import OTHER_KEYS, RUN, CrashError, Lifecycle, anywhere
+from tests.support.web import webhook
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.faults import Victim, assert_settled, kill_one, manifests, race
 from tests.support.harness import PrefectApi
-from tests.support.lifecycle import Lifecycle, webhook
+from tests.support.lifecycle import Lifecycle
+from tests.support.web import webhook
 
 KILLS = 50
 ROUNDS = 100

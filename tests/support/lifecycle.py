@@ -1,12 +1,8 @@
 """A run whose steps are copies of golden checkpoints, anywhere, and the settings that watch it."""
 
 import json
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -119,42 +115,3 @@ def anywhere(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 class CrashError(BaseException):
     """The worker died here: nothing that catches `Exception` may go on."""
-
-
-@dataclass
-class Sink:
-    """A webhook: what it received, and whether it answers with an error."""
-
-    url: str
-    received: list[dict[str, Any]]
-    broken: bool = False
-
-
-@contextmanager
-def webhook() -> Iterator[Sink]:
-    """A real HTTP server on loopback that takes apprise's JSON notifications."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if sink.broken:
-                self.send_response(500)
-            else:
-                sink.received.append(json.loads(body))
-                self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    sink = Sink(f"json://127.0.0.1:{server.server_port}/hook", [])
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield sink
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -1,6 +1,5 @@
 """Start a real HTTP server on loopback for the tests, wait until it answers, and end it."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -9,6 +8,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.web import free_port
 
 _LIFELINE = Path(__file__).with_name("lifeline.py")
 
@@ -29,7 +30,7 @@ def serve(
     and use is tried again.
     """
     for _ in range(5):
-        port = _free_port()
+        port = free_port()
         endpoint = f"http://127.0.0.1:{port}"
         log = directory / f"{name}-{port}.log"
         with log.open("wb") as output:
@@ -60,9 +61,3 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, timeout: float
         except (urllib.error.URLError, OSError):
             time.sleep(0.05)
     return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -21,7 +21,8 @@ from tasks.alert import (
 from tasks.ledger import Ledger, StepKey
 from tasks.outcomes import failure_of_error, failure_of_report
 from tasks.snapshot import take_snapshot
-from tests.support.lifecycle import CrashError, Sink, anywhere, webhook
+from tests.support.lifecycle import CrashError, anywhere
+from tests.support.web import Sink, webhook
 from tests.tasks.test_ledger import race
 
 KEY = StepKey("step_1", "ab" * 32)

@@ -7,7 +7,8 @@ import pytest
 from flows.cli.lifecycle_views import show_pass
 from flows.cli.output import Output
 from tests.flows.cli.ckpt import Ckpt
-from tests.support.lifecycle import Lifecycle, webhook
+from tests.support.lifecycle import Lifecycle
+from tests.support.web import webhook
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from tests.support.golden import GOLDENS, ROOT, SAVED_AT
 from tests.support.harness import PrefectApi, prefect_harness
 from tests.support.ranks import RankError, run_ranks
 from tests.support.s3 import moto_server
+from tests.support.tools import MissingToolError, browser_program, required
 from tests.support.train import SavedCheckpoint, make_checkpoint
 
 
@@ -189,6 +190,19 @@ def test_an_unknown_golden_is_refused(golden: Callable[[str], Path]) -> None:
     assert golden("accelerate_fsdp2").is_dir()
     with pytest.raises(LookupError, match="no golden called 'torch_tide'"):
         golden("torch_tide")
+
+
+def test_a_missing_program_skips_a_test_but_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CI", raising=False)
+    assert browser_program() is None
+    with pytest.raises(pytest.skip.Exception):
+        required(browser_program())
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(MissingToolError, match="apt-get install chromium"):
+        required(browser_program())
 
 
 def _descendants() -> set[int]:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +31,11 @@ from flows.settings import LifecycleSettings
 from tasks.alert import TITLES
 from tasks.ledger import StepKey
 from tasks.publish import verify
-from tests.support.lifecycle import Lifecycle, Sink, webhook
-from tests.support.postgres import postgres, programs
+from tests.support.lifecycle import Lifecycle
+from tests.support.postgres import postgres
+from tests.support.tools import postgres_programs
 from tests.support.train import make_checkpoint
+from tests.support.web import Sink, free_port, webhook
 
 PROJECT = Path(__file__).parents[2] / "deployments"
 
@@ -81,11 +81,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     local = LocalDeployment(directory / "state", PROJECT)
     with ExitStack() as stack:
         sink = stack.enter_context(webhook())
-        url, called = stack.enter_context(_webhook())
-        database = stack.enter_context(postgres()) if programs() else None
+        hook = stack.enter_context(webhook())
+        database = stack.enter_context(postgres()) if postgres_programs() else None
         settings = life.settings(
             top=f'interval = "10s"\nalerts = ["{sink.url}"]',
-            tables=DEPLOY.format(port=_free_port()),
+            tables=DEPLOY.format(port=free_port()),
             layouts=["fsdp=2", "fsdp=3"],
             # A pass may well come by while the job is writing.
             grace_period="30m",
@@ -93,8 +93,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         Path(life.source.url).mkdir(parents=True)
         try:
             up = local.up(settings.file, print, database)
-            load_automations(Server(up.api), PROJECT / "automations", url)
-            yield Place(life, settings, local, up, sink, called, database)
+            load_automations(Server(up.api), PROJECT / "automations", hook.http)
+            yield Place(life, settings, local, up, sink, hook.received, database)
         finally:
             local.down()
             assert _left(directory) == []
@@ -328,36 +328,3 @@ def _left(directory: Path) -> list[str]:
         if str(directory) in environment.get("PREFECT_HOME", ""):
             found.append(" ".join(process.info["cmdline"] or ()))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class _webhook:
-    """A webhook that takes any JSON: its URL, and what it was sent."""
-
-    def __enter__(self) -> tuple[str, list[dict[str, Any]]]:
-        called: list[dict[str, Any]] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                called.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-        return f"http://127.0.0.1:{self.server.server_port}/", called
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()

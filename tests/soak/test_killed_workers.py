@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -19,23 +18,40 @@ from dcp.errors import NotFoundError
 from flows.deploying.local import LocalDeployment
 from tasks.publish import verify
 from tests.support.lifecycle import Lifecycle
-from tests.support.postgres import postgres, programs
+from tests.support.postgres import postgres
+from tests.support.web import free_port
 
 KILLS = int(os.environ.get("SOAK_KILLS", "20"))
 STEPS = int(os.environ.get("SOAK_STEPS", "8"))
 PROJECT = Path(__file__).parents[2] / "deployments"
 
+DEPLOY = """
+[deploy]
+steps = "runs"
+port = {port}
+overhead = "1GiB"
+[[deploy.pools]]
+name = "default"
+memory = "1GiB"
+workers = 2
+runs = 1
+[[deploy.pools]]
+name = "large-memory"
+memory = "8GiB"
+"""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
 def test_workers_killed_at_random() -> None:
     chance = random.Random(KILLS)
     directory = Path(tempfile.mkdtemp(prefix="ckpt-soak-"))
     try:
         life = Lifecycle(str(directory / "place"), directory / "settings")
         settings = life.settings(
-            tables=_deploy_table(), top='interval = "10s"\nlease_expiry = "10s"', max_attempts=100
+            tables=DEPLOY.format(port=free_port()),
+            top='interval = "10s"\nlease_expiry = "10s"',
+            max_attempts=100,
         )
         local = LocalDeployment(directory / "state", PROJECT)
         with postgres() as database:
@@ -69,17 +85,6 @@ def test_workers_killed_at_random() -> None:
             assert not any(record.startswith("alerted") for record in records)
     finally:
         shutil.rmtree(directory)
-
-
-def _deploy_table() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return (
-        f'[deploy]\nsteps = "runs"\nport = {port}\noverhead = "1GiB"\n'
-        '[[deploy.pools]]\nname = "default"\nmemory = "1GiB"\nworkers = 2\nruns = 1\n'
-        '[[deploy.pools]]\nname = "large-memory"\nmemory = "8GiB"\n'
-    )
 
 
 def _published(life: Lifecycle) -> list[str]:

@@ -6,7 +6,6 @@ SOAK_STEPS says how many steps, where fewer are wanted.
 
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections import Counter
@@ -19,20 +18,35 @@ import pytest
 from dcp.errors import NotFoundError
 from flows.deploying.local import LocalDeployment
 from tests.support.lifecycle import Lifecycle
-from tests.support.postgres import postgres, programs
+from tests.support.postgres import postgres
+from tests.support.web import free_port
 
 STEPS = int(os.environ.get("SOAK_STEPS", "200"))
 PROJECT = Path(__file__).parents[2] / "deployments"
 
+DEPLOY = """
+[deploy]
+steps = "runs"
+max_runs = 40
+port = {port}
+[[deploy.pools]]
+name = "default"
+memory = "2GiB"
+workers = 2
+runs = 2
+[[deploy.pools]]
+name = "large-memory"
+memory = "8GiB"
+"""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400)]
 
 
-@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
 def test_two_hundred_steps_at_once_on_two_workers() -> None:
     directory = Path(tempfile.mkdtemp(prefix="ckpt-soak-"))
     try:
         life = Lifecycle(str(directory / "place"), directory / "settings")
-        settings = life.settings(tables=_deploy_table(), top='interval = "30s"')
+        settings = life.settings(tables=DEPLOY.format(port=free_port()), top='interval = "30s"')
         local = LocalDeployment(directory / "state", PROJECT)
         with postgres() as database:
             try:
@@ -58,17 +72,6 @@ def test_two_hundred_steps_at_once_on_two_workers() -> None:
             assert records == {"seen", "validated", "test-loaded", "exported", "published"}
     finally:
         shutil.rmtree(directory)
-
-
-def _deploy_table() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return (
-        f'[deploy]\nsteps = "runs"\nmax_runs = 40\nport = {port}\n'
-        '[[deploy.pools]]\nname = "default"\nmemory = "2GiB"\nworkers = 2\nruns = 2\n'
-        '[[deploy.pools]]\nname = "large-memory"\nmemory = "8GiB"\n'
-    )
 
 
 def _wait(life: Lifecycle, started: float) -> None:

@@ -4,7 +4,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,29 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.tools import postgres_programs, required
+from tests.support.web import free_port
+
 _USER = "postgres"
-
-
-def programs() -> Path | None:
-    """The directory of the newest installed server's programs; None if there is none."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    if found:
-        return found[-1].parent
-    initdb = shutil.which("initdb")
-    return Path(initdb).resolve().parent if initdb else None
 
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of an empty database as Prefect takes it.
+    """Yield the URL of an empty database as Prefect takes it; skips the test where there is no PostgreSQL.
 
     Raises:
         RuntimeError: the server did not start; with its log.
     """
-    where = programs()
-    if where is None:
-        raise RuntimeError("PostgreSQL is not installed; on Debian: apt-get install postgresql")
-    port = _free_port()
+    where = required(postgres_programs())
+    port = free_port()
     # pytest's own directories are closed to others, and the server refuses to run as root.
     directory = Path(tempfile.mkdtemp(prefix="ckpt-postgres-"))
     user = None
@@ -78,9 +69,3 @@ def postgres() -> Iterator[str]:
                 server.wait()
     finally:
         shutil.rmtree(directory)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

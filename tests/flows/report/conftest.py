@@ -1,7 +1,5 @@
 """A real browser, and pages to open in it."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,24 +11,13 @@ import pytest
 from flows.report.checkpoint import gather_checkpoint
 from flows.report.checkpoint_page import render_checkpoint
 from tests.support.indices import Region, rows, write_index
-
-_NAMES = ("chromium", "chromium-browser", "google-chrome")
-
-
-def chromium() -> str:
-    """The browser's program; skips the test on a machine without one, and fails it in CI."""
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("CI must have a browser: .ci/run installs chromium")
-        pytest.skip("there is no chromium on this machine (Debian: apt-get install chromium)")
-    return found
+from tests.support.tools import browser_program, required
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """A headless chromium."""
-    program = chromium()
+    program = required(browser_program())
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -16,8 +16,8 @@ from prefect.client.schemas.objects import Artifact
 from flows.passes import watch_once
 from flows.prefect_server import shown_ui
 from flows.settings import load_settings
-from tests.flows.report.conftest import chromium
 from tests.support.lifecycle import Lifecycle, outcomes
+from tests.support.tools import browser_program, required
 
 RUN = "shown"
 
@@ -53,7 +53,7 @@ async def _artifacts() -> dict[tuple[str, str], Artifact]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_api")
 def test_the_ui_shows_what_came_of_each_stage(tmp_path: Path) -> None:
-    program = chromium()
+    program = required(browser_program())
     life = Lifecycle(str(tmp_path / "place"), tmp_path / "settings")
     life.save("step_1")
     checkpoint.save(
@@ -89,7 +89,7 @@ def test_the_ui_shows_what_came_of_each_stage(tmp_path: Path) -> None:
             for (key, step), texts in pages.items()
         }
         done = subprocess.run(
-            [sys.executable, "-c", LOOK, program, json.dumps(wanted)],
+            [sys.executable, "-c", LOOK, str(program), json.dumps(wanted)],
             capture_output=True,
             text=True,
             timeout=200,

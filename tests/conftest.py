@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import environment
 
@@ -18,11 +19,18 @@ _PLACES = environment.prepare(is_worker=bool(_WORKER))
 
 # These read the environment when they are imported.
 from tests.support import golden as goldens  # noqa: E402
-from tests.support.distribution import Scheduling, tell_prefect_tests  # noqa: E402
+from tests.support.distribution import Scheduling, longest_first, tell_prefect_tests  # noqa: E402
 from tests.support.gcs import FakeGcs, fake_gcs_server  # noqa: E402
 from tests.support.harness import PrefectApi, prefect_harness  # noqa: E402
 from tests.support.s3 import MotoS3, moto_server  # noqa: E402
 from tests.support.train import SavedCheckpoint, make_checkpoint  # noqa: E402
+
+# Whether an example is right does not hang on how busy the machine is. In CI, hypothesis's own profile for it
+# is what remains otherwise.
+settings.register_profile(
+    "unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +47,7 @@ def pytest_unconfigure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if _WORKER:
+        longest_first(items)
         tell_prefect_tests(items, _WORKER, _PLACES.run)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -120,7 +120,7 @@ def judged(index: CheckpointIndex, directory: Path) -> list[Finding]:
     ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(damaged())
 def test_findings_are_the_same(files: Path, value: Metadata) -> None:
     data = pickle.dumps(value, protocol=4)

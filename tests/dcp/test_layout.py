@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.boxes import Box, check_tiling
@@ -85,7 +85,6 @@ def ruled(layout: Layout, style: str | int | None) -> Layout:
     return layout if style is None else replace(layout, rules=TpRules.of({"*": style}))
 
 
-@settings(deadline=None)  # the first call imports torch
 @given(LAYOUTS, SHAPES, RULES)
 def test_boxes_are_those_of_dtensor(layout: Layout, shape: tuple[int, ...], style: str | int | None) -> None:
     from torch.distributed.tensor import Replicate, Shard

@@ -112,7 +112,7 @@ def states(draw: Any) -> Any:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(states(), st.integers(1, 40))
 def test_the_file_is_torchs_byte_for_byte(state: object, piece: int) -> None:
     assert written_bytes(state, piece=piece) == torch_bytes(state)
@@ -136,7 +136,7 @@ def _same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and (left == right or left != left)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(states())
 def test_torch_loads_it(state: object) -> None:
     data = written_bytes(state)

@@ -109,14 +109,14 @@ def indices(draw: st.DrawFn) -> Metadata:
     return Metadata(described, {}, storage)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=60, suppress_health_check=SLOW)
 @given(indices(), st.sampled_from([2, 3, 4, 4, 4, 5]))
 def test_skipping_means_running(value: Metadata, protocol: int) -> None:
     alike(pickle.dumps(value, protocol=protocol))
     alike(pickle._dumps(value, protocol=protocol))  # type: ignore[attr-defined]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, suppress_health_check=SLOW)
 @given(indices(), st.randoms(use_true_random=False))
 def test_skipping_means_running_when_damaged(value: Metadata, rng: random.Random) -> None:
     data = pickle.dumps(value, protocol=4)

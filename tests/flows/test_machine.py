@@ -302,7 +302,6 @@ def test_any_history_ends_well(tmp_path: Path) -> None:
         settings=settings(
             max_examples=10,
             stateful_step_count=8,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

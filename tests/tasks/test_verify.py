@@ -81,7 +81,7 @@ def test_a_wrong_crc_alone_is_found(store: Store) -> None:
     assert problems(store) == {"model/part.json": "crc32c"}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(position=st.integers(0, 499), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, position: int, bit: int) -> None:
     store = open_store(str(tmp_path_factory.mktemp("flip")))

@@ -232,7 +232,7 @@ def test_every_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert same_bits(loaded["view"], large[3:5])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_view_goes_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject

@@ -1,7 +1,7 @@
 """Run a function on N real gloo ranks: own processes, loopback only, and no way to hang or to stay behind.
 
-The ranks are forked from a server process that has imported torch and done nothing else, so that a test pays
-for the import of torch once and not once a rank.
+The ranks are forked from a server process that has imported torch, what torch imports at its first collective
+save, and what the tests import, and has done nothing else: a run pays for these imports once and not once a rank.
 """
 
 import multiprocessing
@@ -24,6 +24,11 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
+        "torch._dynamo",
+        "hypothesis.strategies",
+        "pytest",
+        "dcp.load",
+        "dcp.save",
     ]
 )
 

@@ -1,7 +1,7 @@
 """Run a function on N real gloo ranks: own processes, loopback only, and no way to hang or to stay behind.
 
 The ranks are forked from a server process that has imported torch, what torch imports at its first collective
-save, and what the tests import, and has done nothing else: a run pays for these imports once and not once a rank.
+save, and what the tests import, and has done nothing else: these imports are paid for once, not once a rank.
 """
 
 import multiprocessing

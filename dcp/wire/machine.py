@@ -20,7 +20,7 @@ from dcp.pickles import opcodes
 from dcp.pickles.machine import Machine
 from dcp.pickles.nodes import Value
 from dcp.wire.runs import MISSING, Restart, Run, Runs, follows_key
-from dcp.wire.values import TABLE, Instance, Known, WireChunk, WireIndex, WireRecord
+from dcp.wire.values import TABLE, Instance, Known, UnsafeCallError, WireChunk, WireIndex, WireRecord
 
 MAX_DIMS = 64
 """Most dimensions of a tensor, as in torch."""
@@ -102,14 +102,17 @@ class IndexMachine(Machine):
             self.fail("the name of a global is not a string")
         found = TABLE.get((module, name))
         if found is None:
-            raise MetadataError(
-                f"{self.file} asks for {module}.{name}, which is not part of the checkpoint format; "
-                "nothing was executed. Do not load this checkpoint with torch until its origin is clear",
-                code="metadata.unsafe",
-                file=self.file,
-                **{"global": f"{module}.{name}"},
-            )
+            self._refuse(f"{module}.{name}", f"{module}.{name}")
         return found
+
+    def _refuse(self, what: str, name: str) -> NoReturn:
+        raise MetadataError(
+            f"{self.file} asks for {what}, which is not part of the checkpoint format; "
+            "nothing was executed. Do not load this checkpoint with torch until its origin is clear",
+            code="metadata.unsafe",
+            file=self.file,
+            **{"global": name},
+        )
 
     def persistent(self, pid: Value) -> NoReturn:
         raise MetadataError(
@@ -138,7 +141,10 @@ class IndexMachine(Machine):
             self.fail(f"a {type(func).__name__} is called")
         if type(args) is not tuple:
             self.fail("the arguments of a call are not a tuple")
-        made = func.make(args)
+        try:
+            made = func.make(args)
+        except UnsafeCallError as error:
+            self._refuse(str(error), func.name)
         if isinstance(made, str | tuple) and not (args and made is args[0]):
             self.spend(len(made))
         return made

@@ -21,6 +21,10 @@ _LAYOUTS = frozenset(
 )
 
 
+class UnsafeCallError(ValueError):
+    """A call that no checkpoint needs, and that would reach for code if it were made."""
+
+
 class Token(str):
     """A name that stands for a torch constant: a dtype, a layout, a memory format."""
 
@@ -124,12 +128,21 @@ def _enum(args: tuple[Any, ...]) -> Token:
     return Token(str(value))
 
 
+def _member(args: tuple[Any, ...]) -> Token:
+    """A member of an enum by its name, as Python 3.11.0 to 3.11.3 write it: ``getattr(enum, name)``."""
+    whose, name = args if len(args) == 2 else (None, None)
+    if whose is not ENUM or not isinstance(name, str):
+        raise UnsafeCallError("builtins.getattr of something other than an enum")
+    return Token(name)
+
+
 METADATA = _instances("Metadata")
 TENSOR = _instances("TensorStorageMetadata")
 BYTES = _instances("BytesStorageMetadata")
 PROPERTIES = _instances("TensorProperties")
 STORAGE_META = _instances("StorageMeta")
 INERT = _instances("an object of a framework")
+ENUM = Known("an enum", _enum)
 SIZE = Known("torch.Size", _size)
 CHUNK = Known("ChunkStorageMetadata", lambda _: WireChunk())
 RECORD = Known("_StorageInfo", lambda _: WireRecord())
@@ -154,7 +167,6 @@ def _table() -> dict[tuple[str, str], Token | Known]:
         table["torch", alias] = Token(name)
     for name in _LAYOUTS:
         table["torch", name] = Token("torch." + name)
-    enum = Known("an enum", _enum)
     known: list[tuple[tuple[str, ...], tuple[str, ...], Known]] = [
         (_CHECKPOINT, ("Metadata",), METADATA),
         (_CHECKPOINT, ("TensorStorageMetadata",), TENSOR),
@@ -163,11 +175,12 @@ def _table() -> dict[tuple[str, str], Token | Known]:
         (_CHECKPOINT, ("MetadataIndex",), INDEX),
         (_CHECKPOINT, ("StorageMeta",), STORAGE_META),
         (_PROPERTIES, ("TensorProperties",), PROPERTIES),
-        (_PROPERTIES, ("MEM_FORMAT_ENCODING", "_MEM_FORMAT_ENCODING"), enum),
+        (_PROPERTIES, ("MEM_FORMAT_ENCODING", "_MEM_FORMAT_ENCODING"), ENUM),
         (_FILESYSTEM, ("_StorageInfo",), RECORD),
         (_FILESYSTEM, ("_StoragePrefix",), INERT),
         (_PLANNER, ("SavePlan", "WriteItem", "TensorWriteData"), INERT),
-        (_PLANNER, ("WriteItemType",), enum),
+        (_PLANNER, ("WriteItemType",), ENUM),
+        (("builtins", "__builtin__"), ("getattr",), Known("builtins.getattr", _member)),
         (("pathlib", "pathlib._local"), _PATHS, Known("a path", _path)),
     ]
     for modules, names, what in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import enum
 import gc
 import io
 import os
@@ -176,6 +177,42 @@ def test_any_other_class_is_named_and_not_run(place: str, tmp_path: Path) -> Non
         assert raised.value.detail["global"]
         assert str(raised.value.detail["global"]) in str(raised.value)
         assert not target.exists()
+
+
+class _ByName(pickle.Pickler):
+    """Writes enums as Python 3.11.0 to 3.11.3 do, which Debian 12 has."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, enum.Enum):
+            return getattr, (type(value), value.name)
+        return NotImplemented
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_enums_by_name_are_read(protocol: int) -> None:
+    file = io.BytesIO()
+    _ByName(file, protocol).dump(metadata())
+    assert b"getattr" in file.getvalue()
+    assert parse(file.getvalue()).entries == parse(pickle.dumps(metadata())).entries
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.Size, "__subclasses__"),
+        (Metadata, "__init__"),
+        (torch.float32, "itemsize"),
+        ("", "format"),
+        (Metadata,),
+        (Metadata, 1, 2),
+        (TensorProperties, 7),
+    ],
+)
+def test_no_other_attribute_is_given(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(MetadataError) as raised:
+        parse(pickle.dumps(metadata(planner_data={"w": Runs(getattr, *arguments)})))
+    assert raised.value.code == "metadata.unsafe"
+    assert raised.value.detail["global"] == "builtins.getattr"
 
 
 def test_a_pickle_cannot_change_what_later_loads_see() -> None:

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tests.support.environment import wait_for_no_disk
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
@@ -109,6 +111,7 @@ def _rank_main(
     # The server process was started with another environment: the caller's may have changed since.
     os.environ.clear()
     os.environ.update(environment)
+    wait_for_no_disk()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
     try:
         import torch.distributed as dist

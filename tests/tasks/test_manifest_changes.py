@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -98,7 +99,11 @@ def _changed(document: dict[str, Any], path: tuple[str | int, ...], value: Any) 
 
 
 def test_every_field(original: Path, document: dict[str, Any]) -> None:
-    store = open_store(str(original))
+    # In memory, since hundreds of manifests are written one over the other.
+    store = open_store(f"memory://bucket-{uuid.uuid4().hex}/step")
+    for path in original.rglob("*"):
+        if path.is_file():
+            store.replace(path.relative_to(original).as_posix(), path.read_bytes())
     assert _wrong(store, deep=True) == ""
     passed, tried = [], 0
     for path, value in _mutations(document):

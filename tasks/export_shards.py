@@ -11,6 +11,7 @@ from dcp.exporting.shards import (
     ShardedExport,
     ShardPlan,
     WrittenShard,
+    claimed_shards,
     discard_shards,
     finish_shards,
     plan_shards,
@@ -60,10 +61,11 @@ def export_in_shards(
     started = time.perf_counter()
     chosen = {name: value for name, value in arguments.items() if name not in ("format", "allow_pickle")}
     export = ShardedExport(url=url, dest=dest, options=options, dest_options=dest_options, **chosen)
-    plan = plan_shards(export)
-    try:
-        written = mapped(ShardWriter(export, plan), len(plan.shards))
-        return finish_shards(export, plan, written, started=started)
-    except BaseException:
-        discard_shards(export, plan)
-        raise
+    with claimed_shards(export) as held:
+        plan = plan_shards(export)
+        try:
+            written = mapped(ShardWriter(export, plan), len(plan.shards))
+            return finish_shards(export, plan, written, held=held, started=started)
+        except BaseException:
+            discard_shards(export, plan)
+            raise

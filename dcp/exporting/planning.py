@@ -38,6 +38,7 @@ from dcp.exporting.report import (
 from dcp.exporting.safetensors_export import lay_out, metadata_of
 from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, Shard, index_of
 from dcp.exporting.selection import Selected, Selection, select, taken
+from dcp.exporting.standing import look
 from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.ties import sampled_bytes
 from dcp.exporting.torch_export import content_bytes, largest_decoded, require_savable
@@ -103,12 +104,14 @@ def plan_export(
     """
     checkpoint, chosen, _ = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
     _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest))
-    _, name = open_destination(
+    store, name = open_destination(
         dest, options if dest_options is None else dest_options, directory=is_directory(dest, format)
     )
     tensors = [item for item in chosen if isinstance(item.entry, TensorEntry)]
     if format == "safetensors":
         shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
+        if is_directory(dest, format):
+            shards = look(store.child(name)).named_apart(shards, metadata_of(checkpoint))
         held = {tensor.entry.key for shard in shards for tensor in shard.tensors}
         read = [item for item in tensors if item.entry.key in held]
         files = [
@@ -232,13 +235,18 @@ def choose(
     )
     require_fitting(dest, format)
     checkpoint = open_checkpoint(url, **options)
-    if f"{_real(normalise_url(dest))}/".startswith(f"{_real(checkpoint.url)}/"):
-        raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
+    require_outside(checkpoint.url, dest)
     chosen = select(checkpoint.index, selection)
     if format == "torch":
         require_savable(chosen)
     chosen, left_out = _plain(checkpoint, chosen)
     return checkpoint, chosen, [*left_out, *_require_whole(checkpoint, chosen, selection)]
+
+
+def require_outside(url: str, dest: str) -> None:
+    """Refuse a destination inside the checkpoint at ``url``, with a `UsageError`."""
+    if f"{_real(normalise_url(dest))}/".startswith(f"{_real(url)}/"):
+        raise UsageError(f"{dest} lies inside the checkpoint; choose a destination outside it")
 
 
 def _plain(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> tuple[list[Selected], list[Finding]]:

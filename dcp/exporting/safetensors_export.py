@@ -3,24 +3,25 @@
 A byte passes index → bands → pump → sink once. What is complete is opened again and held against its header
 and the ends of its tensors; who wants all of it read again has `dcp.exporting.certificate`. A store that can
 keep finished files back shows all shards together; any other shows them one by one, and until the index
-stands they are nobody's. A failure leaves none of them.
+stands they are nobody's. A failure leaves none of them. What becomes of an older export in the directory is
+told in `dcp.exporting.standing`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from dcp.checkpoint import Checkpoint
-from dcp.errors import CheckpointError, EnvironmentFault, NotFoundError, StorageError, UsageError
+from dcp.errors import EnvironmentFault, UsageError
 from dcp.exporting.casts import output_dtype
 from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedFile, ExportedTensor
 from dcp.exporting.safetensors_layout import INDEX, SUFFIX, Shard, holds, index_of, split
 from dcp.exporting.selection import Selected
 from dcp.exporting.sink import ChecksumSink
+from dcp.exporting.standing import clear, clear_replaced, withdraw
 from dcp.exporting.tensor_stream import OutTensor, Progress, TensorStream, content_of
 from dcp.findings import Finding, finding
 from dcp.index import TensorEntry
@@ -33,7 +34,6 @@ _MOST_OPEN = 200
 _END = 64
 """Bytes at either end of a tensor that are looked at again in the finished file."""
 _THREADS = 8
-_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 
 
 def lay_out(
@@ -113,6 +113,7 @@ class SafetensorsExport:
         self._sink_type = sink_type
         self._ends: dict[str, tuple[bytes, bytes]] = {}
         self._visible: list[str] = []
+        self._named: frozenset[str] = frozenset()
         self._done = 0
 
     @property
@@ -124,74 +125,46 @@ class SafetensorsExport:
 
         Args:
             store: that of the names in the shards.
-            finished: called when all has been read; what it raises undoes the export.
+            finished: called when all has been read, or more often; what it raises undoes the export.
             progress: told about bytes.
         """
         directory = self.shards[0].name.rpartition("/")[0]
         if not directory:
-            self._write(store, "", finished, progress)
+            self._write_shards(store, finished, progress)
             return
         require_directory(store, directory)
-        with store.claimed(directory):
-            self._write(store, directory, finished, progress)
-
-    def _write(
-        self, store: Store, directory: str, finished: Callable[[], None], progress: Progress | None
-    ) -> None:
-        index = index_of(self.shards, self._metadata)
-        if directory:
-            store.child(directory).sweep()
-        standing = bool(directory) and holds_exactly(store, f"{directory}/{INDEX}", index)
-        try:
-            self._write_shards(
-                store, f"{directory}/{INDEX}" if directory else "", standing, finished, progress
-            )
-            for shard in self.shards:
-                self._check(store, shard)
-            if directory:
-                self._emit(store, f"{directory}/{INDEX}", index)
-        except BaseException:
-            # Where an equal export stood before, its files are equal too and stay.
-            for name in self._visible if not standing else ():
-                discard(store, name)
-            raise
-        if directory:
-            remove_others(store.child(directory), {shard.name.rpartition("/")[2] for shard in self.shards})
+        inside = store.child(directory)
+        with store.claimed(directory) as held:
+            standing = clear(inside)
+            self.shards = standing.named_apart(self.shards, self._metadata)
+            self._named = standing.named
+            self._write_shards(store, finished, progress)
+            try:
+                held()
+                self._emit(store, f"{directory}/{INDEX}", index_of(self.shards, self._metadata))
+            except BaseException:
+                withdraw(store, self._visible)
+                raise
+            clear_replaced(inside, self.shards)
 
     def write_alone(self, store: Store, *, finished: Callable[[], None]) -> None:
-        """Write the shards and no index, which is left to whoever knows that all others stand too."""
-        directory = self.shards[0].name.rpartition("/")[0]
+        """Write the shards and no index, which is left to whoever has claimed the directory."""
+        self._write_shards(store, finished, None)
+
+    def _write_shards(self, store: Store, finished: Callable[[], None], progress: Progress | None) -> None:
+        """All shards, each opened again; none of them if anything fails."""
         try:
-            with store.claimed(directory, shared=True):
-                self._write_shards(store, "", False, finished, None)
-                for shard in self.shards:
-                    self._check(store, shard)
+            if store.holds_writers and len(self.shards) <= _MOST_OPEN:
+                self._write_together(store, finished, progress)
+            else:
+                self._write_one_by_one(store, finished, progress)
+            for shard in self.shards:
+                self._check(store, shard)
         except BaseException:
-            for name in self._visible:
-                discard(store, name)
+            withdraw(store, self._visible)
             raise
 
-    def _write_shards(
-        self,
-        store: Store,
-        index: str,
-        standing: bool,
-        finished: Callable[[], None],
-        progress: Progress | None,
-    ) -> None:
-        """All shards, and nothing visible that an older index could take for its own."""
-        if not store.holds_writers or len(self.shards) > _MOST_OPEN:
-            if index and not standing:
-                store.remove(index)
-            for number, shard in enumerate(self.shards, 1):
-                with store.writer(shard.name) as target, self._sink_type(target) as sink:
-                    self._fill(shard, sink, progress)
-                    if number == len(self.shards):
-                        self._stream.finish()
-                        finished()
-                self._visible.append(shard.name)
-                self._note(shard.name, sink)
-            return
+    def _write_together(self, store: Store, finished: Callable[[], None], progress: Progress | None) -> None:
         with ExitStack() as kept_back:
             for shard in self.shards:
                 with self._sink_type(kept_back.enter_context(store.writer(shard.name))) as sink:
@@ -199,9 +172,22 @@ class SafetensorsExport:
                 self._note(shard.name, sink)
             self._stream.finish()
             finished()
-            if index and not standing:
-                store.remove(index)
             self._visible += [shard.name for shard in self.shards]
+
+    def _write_one_by_one(
+        self, store: Store, finished: Callable[[], None], progress: Progress | None
+    ) -> None:
+        for number, shard in enumerate(self.shards, 1):
+            with store.writer(shard.name) as target, self._sink_type(target) as sink:
+                self._fill(shard, sink, progress)
+                if number == len(self.shards):
+                    self._stream.finish()
+                    finished()
+                elif shard.name.rpartition("/")[2] in self._named:
+                    # It takes the place of its equal, which it is if it was read from the same checkpoint.
+                    finished()
+            self._visible.append(shard.name)
+            self._note(shard.name, sink)
 
     def _fill(self, shard: Shard, sink: ChecksumSink, progress: Progress | None) -> None:
         total = content_of(self._order)
@@ -262,24 +248,3 @@ def require_directory(store: Store, directory: str) -> None:
         raise UsageError(
             f"{store.url}/{directory} is a file; safetensors output is a directory, or a file NAME{SUFFIX}"
         )
-
-
-def holds_exactly(store: Store, name: str, data: bytes) -> bool:
-    """Whether the object stands and is exactly ``data``."""
-    try:
-        return store.info(name).size == len(data) and store.read(name, len(data)) == data
-    except (NotFoundError, CheckpointError):
-        return False
-
-
-def discard(store: Store, name: str) -> None:
-    """Remove a file of a failed export; the failure itself is what matters."""
-    with suppress(StorageError):
-        store.remove(name)
-
-
-def remove_others(store: Store, names: Iterable[str]) -> None:
-    """Remove the shards that an earlier export left beside these: no index names them any more."""
-    for info in store.objects():
-        if _SHARD.fullmatch(info.name) and info.name not in names:
-            store.remove(info.name)

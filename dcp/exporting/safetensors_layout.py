@@ -2,14 +2,15 @@
 
 Tensors are spread over files in their own order, as much in each as `max_shard_size` takes; within a file
 wider types stand first, so that every tensor is aligned. The index names each tensor's file, as Hugging
-Face's loaders read it.
+Face's loaders read it. Exports of different content can be told apart by their names: see `tagged`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import UsageError
@@ -86,14 +87,49 @@ def split(
     return [_shard(name, groups[0], metadata)]
 
 
-def index_of(shards: Iterable[Shard], metadata: Mapping[str, str]) -> bytes:
-    """The content of the index; ``metadata`` is that of the headers, and tells equal layouts apart."""
+def index_of(shards: Sequence[Shard], metadata: Mapping[str, str]) -> bytes:
+    """The content of the index; ``metadata`` is that of the headers. Equal ones lead to equal bytes."""
     held = [(tensor, shard) for shard in shards for tensor in shard.tensors]
     document = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in held), **metadata},
+        "metadata": {
+            "total_size": sum(tensor.nbytes for tensor, _ in held),
+            **metadata,
+            "content": _digest(shards),
+        },
         "weight_map": {tensor.name: shard.name.rpartition("/")[2] for tensor, shard in held},
     }
     return (json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def tagged(shards: Sequence[Shard]) -> list[Shard]:
+    """The shards of a directory under names that those of no other content have."""
+    directory, tag, count = shards[0].name.rpartition("/")[0], _digest(shards)[:8], len(shards)
+    return [
+        replace(shard, name=f"{directory}/model-{tag}-{number:05}-of-{count:05}{SUFFIX}")
+        for number, shard in enumerate(shards, 1)
+    ]
+
+
+def _digest(shards: Iterable[Shard]) -> str:
+    """The same for shards of the same bytes, whatever their names: headers tell the source's fingerprint."""
+    running = hashlib.sha256()
+    for shard in shards:
+        running.update(shard.header)
+        running.update(json.dumps([tensor.entry.key for tensor in shard.tensors]).encode())
+    return running.hexdigest()[:32]
+
+
+def named_by(index: bytes) -> frozenset[str]:
+    """Names of the files that an index leads to.
+
+    Raises:
+        ValueError: it is no index.
+    """
+    document = json.loads(index)
+    places = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(places, dict):
+        raise ValueError("an index without a weight_map")
+    return frozenset(str(name) for name in places.values())
 
 
 def _check_names(tensors: Iterable[OutTensor]) -> None:

@@ -1,23 +1,25 @@
 """A safetensors export as units that any number of workers can do, in any order, and do again.
 
-`plan_shards` says how many shards there will be, from the index alone. `write_shard` writes one of them: it
-needs nothing but its number, and writing it again gives the same bytes. `finish_shards` writes the index that
-makes them an export. `dcp.exporting.export` does all of it in one process.
+`claimed_shards` keeps everybody else out of the directory from the plan to the index. `plan_shards` says
+which shards there will be. `write_shard` writes one of them: it needs nothing but its number, and writing it
+again gives the same bytes. `finish_shards` writes the index that makes them an export.
+`dcp.exporting.export` does all of it in one process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field
 
 from dcp.checkpoint import Checkpoint
-from dcp.errors import ChangedError, UsageError
+from dcp.errors import ChangedError, EnvironmentFault, NotFoundError, UsageError
 from dcp.exporting import machine
-from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of
+from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of, require_outside
 from dcp.exporting.report import (
     CastDtype,
     ExportedFile,
@@ -25,23 +27,17 @@ from dcp.exporting.report import (
     ExportReport,
     PlannedFile,
 )
-from dcp.exporting.safetensors_export import (
-    SafetensorsExport,
-    discard,
-    holds_exactly,
-    lay_out,
-    metadata_of,
-    remove_others,
-    require_directory,
-)
+from dcp.exporting.safetensors_export import SafetensorsExport, lay_out, metadata_of, require_directory
 from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, SUFFIX, Shard, index_of
 from dcp.exporting.selection import Selected
 from dcp.exporting.sink import ChecksumSink, HashingSink
+from dcp.exporting.standing import clear, clear_replaced, look, withdraw
 from dcp.exporting.ties import ties
 from dcp.exporting.unchanged import change_told, require_unchanged
 from dcp.findings import Finding, Report
 from dcp.index import TensorEntry
 from dcp.storage import Store, normalise_url, open_parent
+from dcp.storage.store import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,10 @@ class WrittenShard(Report):
 
 
 def plan_shards(export: ShardedExport) -> ShardPlan:
-    """How the export is cut up. Nothing is written; with ``tie`` tensors that may be equal are read.
+    """How the export is cut up, and into which files; nothing is written.
+
+    With ``tie`` tensors that may be equal are read. Names of files depend on what stands in the directory: it
+    must stay claimed from here on.
 
     Raises:
         UsageError: ``dest`` names a single file, or as `dcp.exporting.export`.
@@ -100,6 +99,8 @@ def plan_shards(export: ShardedExport) -> ShardPlan:
     tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
     tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if export.tie else {}
     shards, left_out = _shards(export, checkpoint, chosen, tied)
+    store, name = _place(export)
+    shards = look(store.child(name)).named_apart(shards, metadata_of(checkpoint))
     return ShardPlan(
         checkpoint=checkpoint.url,
         fingerprint=checkpoint.fingerprint,
@@ -110,7 +111,7 @@ def plan_shards(export: ShardedExport) -> ShardPlan:
 
 
 def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenShard:
-    """Write the shard of this number, from 0. An older export's index that would take it for its own goes.
+    """Write the shard of this number, from 0. An older export in the directory stays as it is.
 
     Raises:
         ChangedError: the checkpoint is not the planned one any more.
@@ -118,7 +119,7 @@ def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenS
     """
     checkpoint, chosen, _ = _chosen(export)
     _require_planned(checkpoint, plan)
-    shards, _ = _shards(export, checkpoint, chosen, plan.tied)
+    shards = _planned(export, checkpoint, chosen, plan)
     threads, band_bytes, memory = memory_of(
         checkpoint, chosen, export.memory_budget, export.dtype, False, export.dest
     )
@@ -126,8 +127,6 @@ def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenS
     machine.require_room(memory, shard.size, normalise_url(export.dest))
     store, name = _place(export)
     require_directory(store, name)
-    if not holds_exactly(store, f"{name}/{INDEX}", index_of(shards, metadata_of(checkpoint))):
-        store.remove(f"{name}/{INDEX}")
     writer = SafetensorsExport(
         checkpoint, [shard], band_bytes=band_bytes, threads=threads, sink_type=_sink(export)
     )
@@ -143,18 +142,21 @@ def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenS
 
 
 def finish_shards(
-    export: ShardedExport, plan: ShardPlan, written: Sequence[WrittenShard], *, started: float
+    export: ShardedExport, plan: ShardPlan, written: Sequence[WrittenShard], *, held: Held, started: float
 ) -> ExportReport:
     """Write the index over shards that all stand, and remove what an earlier export left beside them.
 
     Args:
         export, plan: as of the shards.
         written: every shard.
+        held: of `claimed_shards`.
         started: when the export began, by `time.perf_counter`.
 
     Raises:
         ChangedError: the checkpoint changed since; the shards are removed.
         UsageError: a shard is missing.
+        EnvironmentFault: one was removed or replaced meanwhile.
+        BusyError: the claim has been lost.
         StorageError: storage failed.
     """
     if sorted(shard.number for shard in written) != list(range(len(plan.shards))):
@@ -166,11 +168,12 @@ def finish_shards(
     except ChangedError:
         discard_shards(export, plan)
         raise
-    shards, _ = _shards(export, checkpoint, chosen, plan.tied)
+    shards = _planned(export, checkpoint, chosen, plan)
+    _require_standing(store, shards, written)
+    held()
     with store.writer(f"{name}/{INDEX}") as target, _sink(export)(target) as sink:
         sink.write(index_of(shards, metadata_of(checkpoint)))
-    store.child(name).sweep()
-    remove_others(store.child(name), {shard.name.rpartition("/")[2] for shard in shards})
+    clear_replaced(store.child(name), shards)
     order = sorted(written, key=lambda shard: shard.number)
     files = [*(shard.file for shard in order), sink.written_as(f"{name}/{INDEX}")]
     names = {item.entry.key: item.key for item in chosen}
@@ -193,15 +196,64 @@ def finish_shards(
 
 
 def discard_shards(export: ShardedExport, plan: ShardPlan) -> None:
-    """Remove the shards of an export that failed; no index names them."""
+    """Remove the shards of an export that failed, but not those of an equal one that stood there before."""
     store, _ = _place(export)
-    for shard in plan.shards:
-        discard(store, shard.name)
+    withdraw(store, [shard.name for shard in plan.shards])
+
+
+@contextmanager
+def claimed_shards(export: ShardedExport) -> Iterator[Held]:
+    """Keep the directory for one export, from its plan to its index; what a killed one left is removed first.
+
+    Raises:
+        UsageError: it is no place for a directory of shards.
+        BusyError: another export is under way there.
+        StorageError: storage failed.
+    """
+    _require_directory(export)
+    require_outside(normalise_url(export.url), export.dest)
+    store, name = _place(export)
+    require_directory(store, name)
+    with store.claimed(name) as held:
+        clear(store.child(name))
+        yield held
+
+
+def _require_standing(store: Store, shards: Sequence[Shard], written: Iterable[WrittenShard]) -> None:
+    """An index must not lead to what somebody removed or replaced since it was written."""
+    for known in written:
+        shard = shards[known.number]
+        try:
+            info = store.info(shard.name)
+            stands = (
+                info.size == shard.size
+                and info.crc32c in (None, known.file.crc32c)
+                and store.read_range(shard.name, 0, len(shard.header)) == shard.header
+            )
+        except NotFoundError:
+            stands = False
+        if not stands:
+            raise EnvironmentFault(
+                f"{store.url}/{shard.name} is not there any more as it was written; is somebody else "
+                "exporting to the same directory? Export again"
+            )
+
+
+def _require_directory(export: ShardedExport) -> None:
+    if export.dest.endswith(SUFFIX):
+        raise UsageError(f"{export.dest} is one file, which is one shard; name a directory")
+
+
+def _planned(
+    export: ShardedExport, checkpoint: Checkpoint, chosen: Sequence[Selected], plan: ShardPlan
+) -> list[Shard]:
+    """The shards under the names of the plan."""
+    shards, _ = _shards(export, checkpoint, chosen, plan.tied)
+    return [replace(shard, name=file.name) for shard, file in zip(shards, plan.shards, strict=True)]
 
 
 def _chosen(export: ShardedExport) -> tuple[Checkpoint, list[Selected], list[Finding]]:
-    if export.dest.endswith(SUFFIX):
-        raise UsageError(f"{export.dest} is one file, which is one shard; name a directory")
+    _require_directory(export)
     return choose(
         export.url,
         export.dest,

@@ -1,8 +1,10 @@
 """Which tensors are one: tied weights, which DCP saves once under every name.
 
 Only tensors of one type and shape can be equal, and of those only the ones whose first bytes are equal are
-read whole. Equal are those with one digest; a tensor of one repeated value, such as fresh moments of an
-optimizer or the ones of a norm, equals others by chance and is never tied.
+read whole. Equal are those with one digest, as they were saved: what only a cast makes equal was two tensors,
+such as a weight and an optimizer's master copy. A tensor of one repeated value, such as fresh moments of an
+optimizer or the ones of a norm, equals others by chance. Neither is tied: code that changes loaded tensors in
+place would change both.
 """
 
 from __future__ import annotations

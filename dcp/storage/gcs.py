@@ -26,10 +26,11 @@ from dcp.errors import (
     UnreachableError,
     UsageError,
 )
+from dcp.storage.claims import claim
 from dcp.storage.crc32c import crc32c, from_text, joined, to_text
 from dcp.storage.faults import retrying, translate
 from dcp.storage.http import TIMEOUT, HttpClient
-from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+from dcp.storage.store import Held, ObjectInfo, Sink, Store, truncated
 from dcp.storage.uploads import Pieces, Upload, is_abandoned, is_partial, require_same, uploading
 
 _KNOWN = {
@@ -185,6 +186,15 @@ class GcsStore(Store):
         with suppress(ForbiddenError):
             self._sweep(f"{folder}/.{last}" if folder else f".{last}")
         return uploading(_GcsUpload(self, name))
+
+    def claimed(self, name: str) -> AbstractContextManager[Held]:
+        return claim(self.child(name))
+
+    def unfinished(self) -> Iterator[tuple[str, float | None]]:
+        for page in self.pages({"prefix": self.key("."), "delimiter": "/"}):
+            for found in map(self._object, page.get("items", ())):
+                if is_partial(found.name):
+                    yield found.name, found.modified
 
     def sweep(self) -> None:
         self._sweep(self.key(""), delimiter="/")

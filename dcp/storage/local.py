@@ -14,7 +14,7 @@ from typing import IO, Any
 from dcp.errors import BusyError, NotFoundError, UsageError
 from dcp.storage.faults import calling, translate
 from dcp.storage.partial import TEMPORARY, make_directory, partial_file, sweep, sync_directory
-from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+from dcp.storage.store import Held, ObjectInfo, Sink, Store, truncated
 
 
 class LocalStore(Store):
@@ -156,7 +156,7 @@ class LocalStore(Store):
             raise translate(error, str(path)) from error
 
     @contextmanager
-    def claimed(self, name: str, *, shared: bool = False) -> Iterator[None]:
+    def claimed(self, name: str) -> Iterator[Held]:
         """The directory is made, and locked; if nothing is in it in the end it goes again."""
         path = self._path(name)
         made = not path.is_dir()
@@ -167,8 +167,8 @@ class LocalStore(Store):
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             except OSError as error:
                 raise translate(error, str(path)) from error
-            _lock(handle, path, shared)
-            yield
+            _lock(handle, path)
+            yield lambda: None
         finally:
             if made:
                 # It stays where anything has been put into it.
@@ -191,9 +191,9 @@ class LocalStore(Store):
                 Path(directory).rmdir()
 
 
-def _lock(handle: int, path: Path, shared: bool) -> None:
+def _lock(handle: int, path: Path) -> None:
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(f"somebody else is writing to {path}", str(path)) from None
     except OSError:

@@ -14,8 +14,9 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from dcp.errors import NotFoundError, UnreachableError, UsageError
+from dcp.storage.claims import claim
 from dcp.storage.faults import calling, retrying, status_of, translate
-from dcp.storage.store import ObjectInfo, Sink, Store, truncated
+from dcp.storage.store import Held, ObjectInfo, Sink, Store, truncated
 from dcp.storage.uploads import is_partial
 
 BLOCK = 64 << 20
@@ -146,6 +147,15 @@ class RemoteStore(Store):
             if isinstance(error, OSError):
                 raise translate(error, url) from error
             raise
+
+    def claimed(self, name: str) -> AbstractContextManager[Held]:
+        return claim(self.child(name))
+
+    def unfinished(self) -> Iterator[tuple[str, float | None]]:
+        for entry in self._listing(self.filesystem.ls, detail=True):
+            if is_partial(entry["name"]):
+                found = self._object(self._name(entry["name"]), entry)
+                yield found.name, found.modified
 
     def remove(self, name: str) -> None:
         try:

@@ -57,6 +57,9 @@ class S3Store(RemoteStore):
     def sweep(self) -> None:
         self._sweep("", ".")
 
+    def unfinished(self) -> Iterator[tuple[str, float | None]]:
+        return self._partial("", ".")
+
     def _sweep(self, folder: str, start: str) -> None:
         for name, modified in list(self._partial(folder, start)):
             if is_abandoned(name, modified):

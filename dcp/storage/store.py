@@ -7,7 +7,7 @@ Implementations: `dcp.storage.local` and `dcp.storage.remote`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +31,10 @@ class ObjectInfo:
     """What the store says the content's CRC-32C is, 8 hexadecimal digits; None where it does not tell."""
 
 
+Held = Callable[[], None]
+"""Raises `BusyError` if a claim has been lost."""
+
+
 class Sink(Protocol):
     """Where streamed output goes: it only takes bytes, in order."""
 
@@ -51,15 +55,19 @@ class Store(ABC):
     holds_writers: bool = False
     """Whether unfinished writers take no memory, so that many objects can be kept back to appear together."""
 
-    def claimed(self, name: str, *, shared: bool = False) -> AbstractContextManager[None]:
-        """Keep the prefix ``name`` for one writer, or for those who share it, until the block ends.
+    def claimed(self, name: str) -> AbstractContextManager[Held]:
+        """Keep the prefix ``name`` for one writer until the block ends.
+
+        What a writer that was killed had claimed is free again. In a bucket, where another machine's
+        processes cannot be seen, that takes minutes; one that slept so long learns it from what this gives:
+        to be called before anything is made to stand for all that was written.
 
         A store that cannot tell who else is writing keeps nobody out.
 
         Raises:
             BusyError: somebody else has it.
         """
-        return nullcontext()
+        return nullcontext(lambda: None)
 
     @abstractmethod
     def child(self, name: str) -> Store:
@@ -119,6 +127,13 @@ class Store(ABC):
     def prune(self) -> None:
         """Remove directories that hold nothing, this one too, where prefixes are directories at all."""
         return
+
+    def unfinished(self) -> Iterable[tuple[str, float | None]]:
+        """Hidden names directly below the prefix of what is not finished, and when it was last written.
+
+        Only where `claimed` needs them.
+        """
+        return ()
 
     def sweep(self) -> None:  # noqa: B027 - most stores keep what is unfinished to themselves
         """Remove what writers that were killed left unfinished directly below the prefix."""

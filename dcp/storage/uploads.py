@@ -48,7 +48,7 @@ Pieces = Sequence[memoryview]
 
 
 _live: set[str] = set()
-"""Marks of uploads that this process has under way."""
+"""Marks of what this process has under way."""
 
 
 class Upload(ABC):
@@ -83,8 +83,7 @@ class Upload(ABC):
 @contextmanager
 def uploading(upload: Upload) -> Iterator[Sink]:
     """A sink for one object, which appears when the block ends, and not at all if it raises."""
-    _live.add(upload.mark)
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="upload") as pool:
+    with _living(upload.mark), ThreadPoolExecutor(THREADS, thread_name_prefix="upload") as pool:
         sink = _PartedSink(upload, pool)
         try:
             yield sink
@@ -92,8 +91,23 @@ def uploading(upload: Upload) -> Iterator[Sink]:
         except BaseException:
             sink.discard()
             raise
-        finally:
-            _live.discard(upload.mark)
+
+
+@contextmanager
+def living_mark() -> Iterator[str]:
+    """A `mark` that says of what bears it that it is not abandoned, until the block ends."""
+    made = mark()
+    with _living(made):
+        yield made
+
+
+@contextmanager
+def _living(made: str) -> Iterator[None]:
+    _live.add(made)
+    try:
+        yield
+    finally:
+        _live.discard(made)
 
 
 class _PartedSink:
@@ -198,10 +212,18 @@ def is_partial(name: str) -> bool:
     return TEMPORARY in name.rpartition("/")[2]
 
 
-def is_abandoned(name: str, modified: float | None) -> bool:
+def is_abandoned(
+    name: str, modified: float | None, *, now: float | None = None, seconds: float = FOREIGN_SECONDS
+) -> bool:
     """Whether who writes something unfinished is dead.
 
-    On this machine the system knows. Another machine's must have rested for a day.
+    On this machine the system knows. Another machine's must have rested for ``seconds``, by default a day.
+
+    Args:
+        name: of the object.
+        modified: when it was last written, in seconds since the epoch.
+        now: what the store's clock shows, if that is known.
+        seconds: how long it must have rested.
     """
     found = _MARK.search(name.rpartition("/")[2])
     if found is None:
@@ -210,7 +232,7 @@ def is_abandoned(name: str, modified: float | None) -> bool:
         if int(found["pid"]) == os.getpid():
             return found[0] not in _live
         return _started(int(found["pid"])) != int(found["started"])
-    return modified is not None and time.time() - modified > FOREIGN_SECONDS
+    return modified is not None and (time.time() if now is None else now) - modified > seconds
 
 
 def _started(pid: int) -> int:

@@ -221,8 +221,9 @@ def export(
         bool,
         typer.Option(
             "--tie",
-            help="Let tensors with the same bytes in the checkpoint share one storage; of safetensors "
-            "keep only the first. Those of one repeated value, as all zeros, are never tied.",
+            help="For tied weights: let tensors of one type and shape with the same bytes in the checkpoint "
+            "share one storage; of safetensors keep only the first. Those of one repeated value, as all "
+            "zeros, and those that only --dtype makes equal stay apart.",
         ),
     ] = False,
     max_shard_size: Annotated[

@@ -64,6 +64,21 @@ def test_one_storage_in_a_torch_file(step: tuple[str, dict[str, Any]], tmp_path:
     assert out.stat().st_size < sum(t.nbytes for t in value.values() if isinstance(t, torch.Tensor)) - 200_000
 
 
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_what_only_a_cast_makes_equal_stays_apart(
+    step: tuple[str, dict[str, Any]], tmp_path: Path, format: Any
+) -> None:
+    """A weight and its copy of another type, as an optimizer keeps it, are not one tensor."""
+    url, value = step
+    dest = tmp_path / ("out.pt" if format == "torch" else "out.safetensors")
+    report = export(url, str(dest), format=format, tie=True, dtype="float16")
+    assert "half" not in {*report.tied, *report.tied.values()}
+    found = torch.load(dest, weights_only=True) if format == "torch" else load_file(dest)
+    assert torch.equal(found["half"], found["emb"])
+    assert torch.equal(found["half"], value["half"])
+    assert found["half"].data_ptr() != found["emb"].data_ptr()
+
+
 def test_the_first_alone_in_safetensors(step: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     url, value = step
     report = export(url, str(tmp_path / "x.safetensors"), format="safetensors", tie=True, dtype="bfloat16")

@@ -25,8 +25,8 @@ assert report.bytes_read < 1.001 * plan.bytes, (report.bytes_read, plan.bytes)
 """
 
 
-def whole() -> torch.Tensor:
-    return torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
+def whole(rows: int = ROWS) -> torch.Tensor:
+    return torch.arange(rows * COLUMNS, dtype=torch.float32).reshape(rows, COLUMNS)
 
 
 def _save(place: str, dimension: int) -> None:
@@ -67,7 +67,9 @@ def test_what_s3_takes_is_in_the_plan(s3_bucket: str, tmp_path: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    save({"w": whole()}, storage_writer=FileSystemWriter(tmp_path / "step", sync_files=False), no_dist=True)
+    # Larger than all that is under way at once; a larger one takes no more.
+    state = {"w": whole(1001)}
+    save(state, storage_writer=FileSystemWriter(tmp_path / "step", sync_files=False), no_dist=True)
     store = open_store(f"{s3_bucket}/step")
     for path in (tmp_path / "step").iterdir():
         with store.writer(path.name) as sink:

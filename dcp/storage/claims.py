@@ -19,8 +19,11 @@ from dcp.storage.uploads import is_abandoned, living_mark
 
 NAME = ".claim"
 """How the names of claims begin."""
-EXPIRY = 300.0
-"""Seconds without a sign of life after which another machine's writer is taken for dead."""
+EXPIRY = 180.0
+"""Seconds without a sign of life after which another machine's writer is taken for dead.
+
+Fewer than of whatever starts another one in its place, such as a lease that is taken over.
+"""
 BEAT = EXPIRY / 10
 """Seconds between two signs of life."""
 _PATIENCE = 2.0

@@ -163,11 +163,13 @@ class LocalStore(Store):
         handle = -1
         try:
             try:
-                make_directory(path)
-                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                handle, again = _locked(path)
+                made = made or again
+            except BusyError:
+                made = False
+                raise
             except OSError as error:
                 raise translate(error, str(path)) from error
-            _lock(handle, path)
             yield lambda: None
         finally:
             if made:
@@ -189,6 +191,28 @@ class LocalStore(Store):
             # One that is not empty, or that somebody else removed, is left as it is.
             with suppress(OSError):
                 Path(directory).rmdir()
+
+
+def _locked(path: Path) -> tuple[int, bool]:
+    """A handle on a directory that holds its lock, and whether the directory had to be made."""
+    while True:
+        made = not path.is_dir()
+        make_directory(path)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        try:
+            _lock(handle, path)
+            # Who had it before may have removed it since it was opened.
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle, made
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def _lock(handle: int, path: Path) -> None:

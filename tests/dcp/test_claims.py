@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,33 @@ def test_of_many_at_once_at_most_one_goes_on(store: Store) -> None:
     assert not together
     assert len(ended) == 4
     assert standing(store) == []
+
+
+def test_a_directory_that_comes_and_goes(tmp_path: Path) -> None:
+    """It is made and removed by who has it, and never under somebody's feet."""
+    store, inside = open_store(str(tmp_path)), threading.Semaphore(1)
+    wrong: list[str] = []
+    had: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(400):
+            with suppress(BusyError), store.claimed("c"):
+                if not inside.acquire(blocking=False):
+                    wrong.append("two have it")
+                    continue
+                time.sleep(0.0002)
+                if not (tmp_path / "c").is_dir():
+                    wrong.append("it is gone")
+                had.append(number)
+                inside.release()
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+    assert had
 
 
 _HOLDER = """

@@ -12,10 +12,11 @@ from typing import Any, Literal
 from dcp.findings import Report
 from flows.settings import LifecycleSettings
 from flows.survey import RunSurvey
-from tasks.alert import EVENT_SINK, sink_name
+from tasks.alert import EVENT_SINK
 from tasks.leases import Leases
 from tasks.ledger import RUN, timestamp
 from tasks.run_health import rhythm_of
+from tasks.sinks import sink_name
 
 Saving = Literal["healthy", "stalled", "unknown"]
 """``unknown``: too few commits to have a rhythm, or a copy, whose times tell nothing."""

@@ -12,9 +12,10 @@ from dcp.sizes import human_bytes
 from dcp.storage import join_url
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey
-from tasks.alert import Alert, AlertReport, Emit, plain, raise_alert
+from tasks.alert import Alert, AlertReport, Emit, raise_alert
 from tasks.ledger import Ledger, StepKey, timestamp
 from tasks.run_health import Junk, Stall, run_key, span
+from tasks.text import plain
 
 _NAMES = 5
 _HEADLINES = {

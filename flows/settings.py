@@ -223,7 +223,8 @@ class LifecycleSettings(BaseSettings):
     alerts: Alerts = ()
     """apprise URLs that get the alerts of every run."""
     resend_after: Seconds = 120.0
-    """Seconds after which an alert whose sender vanished is sent again."""
+    """Seconds after which an alert whose sender vanished, or that a sink did not take, is sent again; to a
+    sink that goes on taking none after ever longer pauses."""
     lease_expiry: Seconds = EXPIRY
     """Seconds without a sign of life after which another worker takes a step over."""
     runs: tuple[RunSettings, ...]

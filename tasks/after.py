@@ -21,8 +21,8 @@ from typing import Any
 
 from dcp.errors import EnvironmentFault
 from dcp.findings import Report
-from tasks.alert import plain
 from tasks.ledger import Ledger, StepKey
+from tasks.text import plain
 
 AFTER_DUE = "after-due"
 AFTER_DONE = "after-done"

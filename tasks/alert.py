@@ -4,17 +4,15 @@ Creating the record decides who tells: ``alerted`` for the first problem of a fi
 ``alerted-<problem>`` for each other one. Record first, then send: whoever created the record delivers, and
 records the outcome as ``<record>.outcome-N``. A record without outcome after `resend_after` seconds means
 that its sender vanished; one more worker may claim ``<record>.try-N`` and send again, once. A delivery that
-failed is tried again on later passes, `MAX_DELIVERIES` times in all. Both are visible in the ledger, and
-neither stops the pipeline.
+failed is tried again on later passes, at the sinks that it did not reach, after ever longer pauses and
+`MAX_DELIVERIES` times in all. Both are visible in the ledger, and neither stops the pipeline.
 
 An `Alert` is what people read: what, where, since when, and what to type next. Delivery goes to a Prefect
-event (through the `Emit` that the flow hands in) and to apprise URLs.
+event (through the `Emit` that the flow hands in) and to apprise URLs (`tasks.sinks`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
@@ -23,6 +21,8 @@ from dcp.advice import advice_for
 from dcp.errors import ChangedError
 from dcp.findings import Code, Report
 from tasks.ledger import Failure, Ledger, StepKey, timestamp
+from tasks.sinks import Delivery, send_all, sink_name
+from tasks.text import plain
 
 TITLES: dict[str, str] = {
     "incomplete": "was never committed",
@@ -40,15 +40,16 @@ TITLES: dict[str, str] = {
 }
 """Every problem and how a title says it."""
 
-MAX_DELIVERIES = 5
-"""Attempts to deliver one alert, each on another pass."""
+MAX_DELIVERIES = 8
+"""Attempts to deliver one alert, each on another pass: the last some hours after the first."""
 RESEND_AFTER = 120.0
 """Seconds after which an alert without outcome is taken over; sending takes far less."""
 
 EVENT_SINK = "prefect-event"
 
-_TRIES = 3
-_SINK_SECONDS = 20.0
+_SLOWER = 4
+"""By what the pause before each next attempt is longer than the one before."""
+_LONGEST_PAUSE = 3600.0
 _CODES = frozenset(get_args(Code))
 
 Emit = Callable[["Alert"], None]
@@ -95,15 +96,6 @@ class Alert:
             f"Next: {self.command}",
         ]
         return "\n".join([*lines, self.advice] if self.advice else lines)
-
-
-class Delivery(Report):
-    """What one sink made of an alert. ``sink`` is the URL without secrets, or ``prefect-event``."""
-
-    sink: str
-    ok: bool
-    attempts: int
-    error: str | None = None
 
 
 class AlertReport(Report):
@@ -167,13 +159,6 @@ def _advice(failure: Failure, url: str) -> str:
     return advice_for(code, url, **known)  # type: ignore[arg-type]  # it is one of Code
 
 
-def plain(text: str, limit: int = 1000) -> str:
-    """Text from a bucket made harmless: one line, printable, bounded."""
-    line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
-
-
 def raise_alert(
     ledger: Ledger,
     key: StepKey,
@@ -229,7 +214,7 @@ def pending_deliveries(
         stages: names of a key's records.
         facts: gives ``when`` of an alert and of a try, and ``ok`` of an outcome.
         now: seconds since the epoch.
-        resend_after: see `RESEND_AFTER`.
+        resend_after: see `RESEND_AFTER`; also the pause after the first attempt that failed.
     """
     due = []
     for record in sorted(s for s in stages if s.startswith("alerted") and "." not in s):
@@ -238,7 +223,10 @@ def pending_deliveries(
             vanished += f"{record}.outcome-{number}" not in stages
             number += 1
         if f"{record}.outcome-{number}" in stages:
-            if facts(f"{record}.outcome-{number}").get("ok") or number >= MAX_DELIVERIES:
+            outcome = facts(f"{record}.outcome-{number}")
+            if outcome.get("ok") or number >= MAX_DELIVERIES:
+                continue
+            if now - outcome.get("when", now) < _pause(number, resend_after):
                 continue
         else:
             claimed = facts(record if number == 1 else f"{record}.try-{number}").get("when", now)
@@ -247,6 +235,11 @@ def pending_deliveries(
                 continue
         due.append(Pending(record, number + 1))
     return due
+
+
+def _pause(number: int, resend_after: float) -> float:
+    """Seconds after a delivery's failed attempt ``number`` until the next one."""
+    return min(resend_after * float(_SLOWER) ** (number - 1), max(resend_after, _LONGEST_PAUSE))
 
 
 def redeliver(
@@ -270,10 +263,9 @@ def _deliver(
     emit: Emit | None,
 ) -> AlertReport:
     done = _delivered_before(ledger, key, record, number)
-    deliveries = []
-    if emit is not None and EVENT_SINK not in done:
-        deliveries.append(_emitted(alert, emit))
-    deliveries += [_sent(alert, sink) for sink in sinks if sink_name(sink) not in done]
+    deliveries = [_emitted(alert, emit)] if emit is not None and EVENT_SINK not in done else []
+    wanted = [sink for sink in sinks if sink_name(sink) not in done]
+    deliveries += send_all(wanted, title=alert.title, body=alert.body)
     ok = all(delivery.ok for delivery in deliveries)
     ledger.create(
         key,
@@ -301,44 +293,3 @@ def _emitted(alert: Alert, emit: Emit) -> Delivery:
     except Exception as error:
         return Delivery(sink=EVENT_SINK, ok=False, attempts=1, error=f"{type(error).__name__}: {error}"[:300])
     return Delivery(sink=EVENT_SINK, ok=True, attempts=1)
-
-
-def _sent(alert: Alert, url: str) -> Delivery:
-    """Send to one apprise URL, at most `_TRIES` times within `_SINK_SECONDS`."""
-    import apprise
-
-    sink = sink_name(url)
-    service = apprise.Apprise()
-    if not service.add(url):
-        return Delivery(sink=sink, ok=False, attempts=0, error="apprise does not understand this URL")
-    started = time.monotonic()
-    error = ""
-    for attempt in range(1, _TRIES + 1):
-        try:
-            with apprise.LogCapture(level=apprise.logging.WARNING, fmt="%(message)s") as log:
-                if service.notify(
-                    body=alert.body,
-                    title=alert.title,
-                    notify_type=apprise.NotifyType.WARNING,
-                    body_format=apprise.NotifyFormat.TEXT,
-                ):
-                    return Delivery(sink=sink, ok=True, attempts=attempt)
-                error = log.getvalue()
-        # Plugins call into libraries of any kind; a broken one must not stop the pipeline.
-        except Exception as failed:
-            error = f"{type(failed).__name__}: {failed}"
-        if attempt == _TRIES or time.monotonic() - started > _SINK_SECONDS:
-            break
-        time.sleep(0.5 * attempt)
-    return Delivery(sink=sink, ok=False, attempts=attempt, error=plain(error, 300) or "not accepted")
-
-
-def sink_name(url: str) -> str:
-    """A name for a sink that tells it from others and gives nothing secret away."""
-    import apprise
-
-    service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
-    shown = service.url(privacy=True) if service else f"{url.partition('://')[0][:20]}://"
-    scheme, _, rest = str(shown).partition("://")
-    host = rest.partition("?")[0].partition("/")[0].rpartition("@")[2]
-    return f"{scheme}://{host}#{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -15,10 +15,11 @@ from pydantic import Field
 from dcp.errors import CheckpointError, NotFoundError, StorageError
 from dcp.findings import Report
 from dcp.storage import join_url
-from tasks.alert import Alert, AlertReport, Emit, plain, raise_alert
+from tasks.alert import Alert, AlertReport, Emit, raise_alert
 from tasks.ledger import DONE, Ledger, StepKey, timestamp
 from tasks.manifest import published_directory
 from tasks.snapshot import take_snapshot
+from tasks.text import plain
 from tasks.verify import VerifyReport, verify
 
 PROBLEM = "damaged"

@@ -350,7 +350,7 @@ def test_a_finished_step_costs_no_request_of_its_own(
 def test_sinks_get_the_alert_once_and_a_broken_one_stops_nothing(here: Lifecycle) -> None:
     with webhook() as good, webhook() as bad:
         bad.broken = True
-        settings = here.settings(alerts=[good.url, bad.url])
+        settings = here.settings('resend_after = "0s"', alerts=[good.url, bad.url])
         here.save("step_1", without=(".metadata",))
         here.save("step_2")
         report = here.once(settings)

@@ -129,7 +129,7 @@ def test_an_alert_of_the_run_reaches_sinks_and_is_tried_again(here: Lifecycle) -
     for number in range(4):
         saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
     with webhook() as sink:
-        settings = here.settings(alerts=[sink.url])
+        settings = here.settings('resend_after = "0s"', alerts=[sink.url])
         sink.broken = True
         report = here.once(settings)
         [told] = report.runs[0].alerts

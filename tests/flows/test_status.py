@@ -10,9 +10,9 @@ import pytest
 
 from flows.report.runs import gather_runs
 from flows.status import RunStatus, StepStatus, run_status
-from tasks.alert import sink_name
 from tasks.leases import Leases
 from tasks.publish import set_alias
+from tasks.sinks import sink_name
 from tests.flows.cli.ckpt import Ckpt
 from tests.support.lifecycle import OTHER_KEYS, RUN, CrashError, Lifecycle, anywhere
 from tests.support.web import webhook
@@ -99,7 +99,7 @@ def test_a_step_that_is_being_written_and_one_that_fails(here: Lifecycle) -> Non
 
 
 def test_a_broken_sink_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    monkeypatch.setattr("tasks.sinks._TRIES", 1)
     with webhook() as sink:
         sink.broken = True
         settings = here.settings(alerts=[sink.url])
@@ -112,9 +112,9 @@ def test_a_broken_sink_is_visible(here: Lifecycle, monkeypatch: pytest.MonkeyPat
 def test_each_sink_has_the_outcome_of_its_last_alert(
     here: Lifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    monkeypatch.setattr("tasks.sinks._TRIES", 1)
     with webhook() as good, webhook() as bad:
-        settings = here.settings(alerts=[good.url, bad.url])
+        settings = here.settings('resend_after = "0s"', alerts=[good.url, bad.url])
         here.save("step_1", without=(".metadata",))
         assert [sink.state for sink in run_status(settings).runs[0].sinks] == ["never", "never", "never"]
         bad.broken = True

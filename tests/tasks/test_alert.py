@@ -1,7 +1,9 @@
 """Alerts: once for each problem of each step's bytes, sent again only where a sender failed or vanished."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -14,15 +16,16 @@ from tasks.alert import (
     Pending,
     alert_for_failure,
     pending_deliveries,
-    plain,
     raise_alert,
     redeliver,
 )
 from tasks.ledger import Ledger, StepKey
 from tasks.outcomes import failure_of_error, failure_of_report
+from tasks.sinks import sink_name
 from tasks.snapshot import take_snapshot
+from tasks.text import plain
 from tests.support.lifecycle import CrashError, anywhere
-from tests.support.web import Sink, webhook
+from tests.support.web import QuietHandler, Sink, free_port, served, webhook
 from tests.tasks.test_ledger import race
 
 KEY = StepKey("step_1", "ab" * 32)
@@ -49,6 +52,13 @@ def due(ledger: Ledger, *, later: float = 0.0, resend_after: float = 120.0) -> l
     return pending_deliveries(
         snapshot.of(KEY), lambda record: snapshot.summary(KEY, record), ledger.clock() + later, resend_after
     )
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_each_problem_is_told_once(ledger: Ledger, sink: Sink) -> None:
@@ -122,15 +132,16 @@ def test_text_from_a_bucket_is_harmless() -> None:
 def test_a_broken_sink_is_tried_again_on_later_passes_and_then_given_up(
     ledger: Ledger, sink: Sink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    monkeypatch.setattr("tasks.sinks._TRIES", 1)
     emitted: list[Alert] = []
     sink.broken = True
     report = raise_alert(ledger, KEY, alert(), sinks=[sink.url], emit=emitted.append)
     assert not report.ok
     assert [delivery.ok for delivery in report.deliveries] == [True, False]
     assert report.deliveries[1].error
-    for number in range(2, MAX_DELIVERIES + 1):
-        [pending] = due(ledger)
+    for number, pause in zip(range(2, MAX_DELIVERIES + 1), (120, 480, 1920, *[3600] * 5), strict=False):
+        assert due(ledger, later=pause - 5) == []
+        [pending] = due(ledger, later=pause + 1)
         assert pending == Pending("alerted", number)
         assert redeliver(ledger, KEY, pending, sinks=[sink.url], emit=emitted.append) is not None
     assert due(ledger, later=1e6) == []
@@ -144,7 +155,7 @@ def test_only_the_sinks_that_failed_are_tried_again(ledger: Ledger, sink: Sink) 
         sinks = [sink.url, other.url]
         raise_alert(ledger, KEY, alert(), sinks=sinks, emit=None)
         other.broken = False
-        [pending] = due(ledger)
+        [pending] = due(ledger, later=121)
         report = redeliver(ledger, KEY, pending, sinks=sinks, emit=None)
         assert report is not None
         assert report.ok
@@ -156,6 +167,44 @@ def test_a_delivery_is_tried_within_one_pass_first(ledger: Ledger, sink: Sink) -
     sink.broken = True
     report = raise_alert(ledger, KEY, alert(), sinks=[sink.url], emit=None)
     assert report.deliveries[0].attempts == 3
+
+
+def test_a_sink_that_hangs_delays_no_other_and_is_left_alone_for_a_while(ledger: Ledger, sink: Sink) -> None:
+    arrived, answered = Event(), Event()
+
+    class Silent(QuietHandler):
+        def do_POST(self) -> None:
+            arrived.set()
+            answered.wait(60)
+
+    with served(Silent) as place:
+        sinks = [f"json://{place}/", sink.url]
+        told = Thread(target=lambda: raise_alert(ledger, KEY, alert(), sinks=sinks, emit=None))
+        told.start()
+        try:
+            assert arrived.wait(60)
+            until(lambda: len(sink.received) == 1)
+            told.join(60)
+            facts = ledger.read(KEY, "alerted.outcome-1").facts
+            silent, healthy = facts["deliveries"]
+            assert (silent["ok"], silent["attempts"], healthy["ok"]) == (False, 1, True)
+            report = raise_alert(ledger, KEY, alert("export"), sinks=sinks, emit=None)
+            assert [(one.ok, one.attempts) for one in report.deliveries] == [(False, 0), (True, 1)]
+            assert "did not answer" in str(report.deliveries[0].error)
+        finally:
+            answered.set()
+    assert len(sink.received) == 2
+    # Both are tried again later, where they did not arrive.
+    assert [pending.record for pending in due(ledger, later=121)] == ["alerted", "alerted-export"]
+
+
+def test_what_one_sink_says_is_recorded_of_no_other(ledger: Ledger, sink: Sink) -> None:
+    sink.broken = True
+    sinks = [sink.url, f"json://127.0.0.1:{free_port()}/"]
+    report = raise_alert(ledger, KEY, alert(), sinks=sinks, emit=None)
+    refused, absent = (str(delivery.error) for delivery in report.deliveries)
+    assert "500" in refused
+    assert "500" not in absent
 
 
 def test_a_sender_that_vanished_is_replaced_once(ledger: Ledger, sink: Sink) -> None:
@@ -205,7 +254,5 @@ def test_secrets_do_not_reach_the_ledger(ledger: Ledger) -> None:
     for text in (content, monkey.model_dump_json()):
         assert "hunter2" not in text
         assert "s3cr3t" not in text
-    from tasks.alert import sink_name
-
     assert "cccc" not in sink_name(sinks[1])
     assert sink_name(sinks[0]) != sink_name(sinks[0] + "2")

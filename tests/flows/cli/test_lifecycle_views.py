@@ -19,7 +19,7 @@ def here(tmp_path: Path) -> Lifecycle:
 def test_an_alert_that_is_refused_again_is_not_called_sent(
     here: Lifecycle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.alert._TRIES", 1)
+    monkeypatch.setattr("tasks.sinks._TRIES", 1)
 
     def watched() -> str:
         capsys.readouterr()

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,11 @@ from safetensors.torch import load
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from dcp.errors import NotFoundError
+from dcp.errors import BusyError, ChangedError, NotFoundError
 from dcp.exporting import export, plan_export
 from dcp.exporting.safetensors_layout import INDEX
 from dcp.storage import Store, open_store
+from dcp.storage.claims import NAME
 from tests.dcp.exporting.stepwise import exporters
 
 SIZE = 2_000
@@ -120,6 +122,67 @@ def test_the_first_export_killed_at_every_step(steps: list[tuple[str, Tensors]],
             if not code:
                 break
     assert stood == {False, True}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["at-first", "at-last"])
+def test_an_interruption_leaves_the_older_one(
+    steps: list[tuple[str, Tensors]], root: str, share: float
+) -> None:
+    (old, older), (new, _) = steps
+    dest, store = f"{root}/hf", open_store(f"{root}/hf")
+    report = export(old, dest, format="safetensors", max_shard_size=SIZE)
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= share * total:
+            raise KeyboardInterrupt
+
+    for url in (new, old):
+        with pytest.raises(KeyboardInterrupt):
+            export(url, dest, format="safetensors", max_shard_size=SIZE, progress=interrupt)
+        assert {f"hf/{name}" for name in names_in(store)} == {file.name for file in report.files}
+        assert equal(loaded(store), older)
+
+
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+def test_who_has_lost_the_place_writes_no_index(
+    kind: str, steps: list[tuple[str, Tensors]], request: pytest.FixtureRequest
+) -> None:
+    (old, older), (new, _) = steps
+    dest = f"{request.getfixturevalue(f'{kind}_bucket')}/hf"
+    store = open_store(dest)
+    report = export(old, dest, format="safetensors", max_shard_size=SIZE)
+
+    def take_over(_done: int, _total: int) -> None:
+        for name, _ in store.unfinished():
+            if name.startswith(NAME):
+                store.remove(name)
+
+    with pytest.raises(BusyError, match="may have taken over"):
+        export(new, dest, format="safetensors", max_shard_size=SIZE, progress=take_over)
+    assert {f"hf/{name}" for name in names_in(store)} == {file.name for file in report.files}
+    assert equal(loaded(store), older)
+
+
+@pytest.mark.parametrize("kind", ["local", "gs"])
+def test_a_checkpoint_that_changes_under_an_equal_export(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """What would be written over its equal is not equal any more, and no shard of it may appear."""
+    states = [{f"w{n:02}": torch.full((20, 20), float(n + 100 * step)) for n in range(30)} for step in (0, 1)]
+    for name, state in zip(("step", "other"), states, strict=True):
+        save(state, storage_writer=FileSystemWriter(tmp_path / name), no_dist=True)
+    root = str(tmp_path / "out") if kind == "local" else request.getfixturevalue("gs_bucket")
+    dest = f"{root}/hf"
+    arguments: dict[str, Any] = {"format": "safetensors", "max_shard_size": 1}
+    export(str(tmp_path / "step"), dest, **arguments)
+
+    def save_over(_done: int, _total: int) -> None:
+        for path in (tmp_path / "other").glob("*.distcp"):
+            (tmp_path / "step" / path.name).write_bytes(path.read_bytes())
+
+    with pytest.raises(ChangedError):
+        export(str(tmp_path / "step"), dest, **arguments, progress=save_over)
+    assert equal(loaded(open_store(dest)), states[0])
 
 
 def test_names(steps: list[tuple[str, Tensors]], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dcp.advice import advice_for
 from dcp.findings import Finding
 from dcp.validation import ValidationReport
 from flows.grouping import grouped
-from flows.text import human_bytes, human_seconds, inert, plural
+from flows.text import anchored, human_bytes, human_seconds, inert, plural
 from tasks.export import StepExport
 from tasks.load_check import LoadCheckReport
 from tasks.publish import PublishReport
@@ -34,7 +34,7 @@ def code(text: str, limit: int = _LONGEST) -> str:
     shown = " ".join(word if len(word) <= _WIDEST else inert(word, _WIDEST) for word in words)
     fence = "`" * (max((len(run) for run in re.findall("`+", shown)), default=0) + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown.strip() else ""
-    return f"{fence}{pad}{shown}{pad}{fence}"
+    return f"{fence}{pad}{anchored(shown)}{pad}{fence}"
 
 
 def plain_name(text: str) -> str:

@@ -1,16 +1,23 @@
 """Text for people: names from a bucket made harmless, bytes and times made readable.
 
 Key names, object names and URLs come from whoever can write to a bucket. `inert` lets none of them move
-the cursor, change colours, reorder what is read (bidirectional overrides) or break a line.
+the cursor, change colours, reorder what is read (bidirectional overrides) or break a line. Letters that are
+read from right to left are no controls, but draw digits and signs beside them along; `stretches` finds them,
+and `anchored` keeps the rest of a terminal's line in its place.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from math import isfinite
 
 from dcp.sizes import human_bytes as human_bytes
 
 _LONGEST_NAME = 200
+_LEFTWARD = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe\U00010800-\U00010fff\U0001e800-\U0001efff"
+_STRETCH = re.compile(f"[{_LEFTWARD}](?:[\\W\\d_]*[{_LEFTWARD}])*")
+_LEFT_TO_RIGHT_MARK = "\u200e"
 _FAILED = {
     "validate": "validate-failed",
     "test-load": "load-failed",
@@ -35,6 +42,27 @@ def inert(text: str, limit: int | None = None) -> str:
 def name(text: str, limit: int = _LONGEST_NAME) -> str:
     """A key, object name, URL or message from a bucket: inert and of bounded length."""
     return inert(text, limit) or "''"
+
+
+def stretches(text: str) -> Iterator[tuple[str, bool]]:
+    """``text`` in pieces, and of each whether it is read from right to left."""
+    if text.isascii():
+        yield text, False
+        return
+    at = 0
+    for found in _STRETCH.finditer(text):
+        if found.start() > at:
+            yield text[at : found.start()], False
+        yield found[0], True
+        at = found.end()
+    if at < len(text):
+        yield text[at:], False
+
+
+def anchored(text: str) -> str:
+    """``text`` for a terminal that orders letters: what stands beside those from right to left stays."""
+    mark = _LEFT_TO_RIGHT_MARK
+    return "".join(f"{mark}{piece}{mark}" if leftward else piece for piece, leftward in stretches(text))
 
 
 def _escape(char: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 from dcp.errors import EnvironmentFault
 from flows.cli.failures import Failure
 from flows.grouping import grouped
-from flows.text import inert
+from flows.text import anchored, inert
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -101,9 +101,9 @@ class Output:
         if not self._speaks:
             return
         if style is None:
-            self._print(inert(text) + "\n")
+            self._print(_shown(text, sys.stdout) + "\n")
         else:
-            self._print(self._styled(self._stdout, text, style))
+            self._print(self._styled(self._stdout, _shown(text, sys.stdout), style))
 
     def facts(self, facts: Iterable[tuple[str, Cell]]) -> None:
         """Name and value pairs, one a line, aligned."""
@@ -124,9 +124,9 @@ class Output:
 
         lines = [
             [
-                Text(inert(cell[0]), _STYLES.get(cell[1], ""))
+                Text(_shown(cell[0], sys.stdout), _STYLES.get(cell[1], ""))
                 if isinstance(cell, tuple)
-                else Text(inert(cell))
+                else Text(_shown(cell, sys.stdout))
                 for cell in row
             ]
             for row in rows
@@ -215,14 +215,14 @@ class Output:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self._stderr, transient=True) as bar:
-            task = bar.add_task(inert(what), total=None)
+            task = bar.add_task(_shown(what, sys.stderr), total=None)
             shown = what
 
             def report(what: str, done: int, total: int) -> None:
                 nonlocal shown
                 if what != shown:
                     # Rate and time left begin anew.
-                    bar.reset(task, total=total, description=inert(what))
+                    bar.reset(task, total=total, description=_shown(what, sys.stderr))
                     shown = what
                 bar.update(task, completed=done, total=total)
 
@@ -236,7 +236,7 @@ class Output:
             return
         from rich.text import Text
 
-        with self._stderr.status(Text(inert(what))):
+        with self._stderr.status(Text(_shown(what, sys.stderr))):
             yield
 
     @contextmanager
@@ -295,7 +295,8 @@ class Output:
 
     def _complain(self, text: str, style: str | None = None) -> None:
         try:
-            self._write(sys.stderr, self._styled(self._stderr, text, style) if style else inert(text) + "\n")
+            shown = _shown(text, sys.stderr)
+            self._write(sys.stderr, self._styled(self._stderr, shown, style) if style else shown + "\n")
             sys.stderr.flush()
         except (OSError, OutputClosedError, EnvironmentFault):
             # There is nobody left to tell; the exit code still says it.
@@ -306,7 +307,7 @@ class Output:
         from rich.text import Text
 
         with console.capture() as capture:
-            console.print(Text(inert(text), style=_STYLES[style]), soft_wrap=True)
+            console.print(Text(text, style=_STYLES[style]), soft_wrap=True)
         return capture.get()
 
     def _print(self, text: str) -> None:
@@ -330,6 +331,11 @@ def _writing() -> Iterator[None]:
         raise OutputClosedError from None
     except OSError as error:
         raise EnvironmentFault(f"cannot write the output: {error.strerror or error}") from error
+
+
+def _shown(text: str, stream: TextIO) -> str:
+    """``text`` inert; on a terminal, letters from right to left leave what stands beside them in place."""
+    return anchored(inert(text)) if stream.isatty() else inert(text)
 
 
 def _no_progress(what: str, done: int, total: int) -> None:

@@ -39,6 +39,8 @@ class Columns:
     sizes: Ints
     file: Ints
     """Number of the object that each stands in; -1 where the index names none."""
+    begin: Ints
+    """First byte of each one's record within its object."""
     stored: Ints
     """Bytes of each one's record."""
 
@@ -143,7 +145,8 @@ def columns_of(entry: TensorEntry, files: Mapping[str, int]) -> Columns:
         and boxes.offsets.shape[1] == dims
     ):
         numbers = np.array([files.get(path, -1) for path, _ in records.places] + [-1], np.int64)
-        return Columns(entry.shape, boxes.offsets, boxes.sizes, numbers[records.place], records.length)
+        file = numbers[records.place]
+        return Columns(entry.shape, boxes.offsets, boxes.sizes, file, records.offset, records.length)
     pairs = zip(boxes, records, strict=True)
     fitting = [(box, record) for box, record in pairs if len(box.offsets) == len(box.sizes) == dims]
     rows = len(fitting)
@@ -158,6 +161,7 @@ def columns_of(entry: TensorEntry, files: Mapping[str, int]) -> Columns:
         matrix([box.offsets for box, _ in fitting]),
         matrix([box.sizes for box, _ in fitting]),
         np.array([files.get(record.path, -1) if record else -1 for _, record in fitting], np.int64),
+        np.array([max(-1, min(record.offset, limit)) if record else 0 for _, record in fitting], np.int64),
         np.array([min(record.length, limit) if record else 0 for _, record in fitting], np.int64),
     )
 
@@ -186,7 +190,12 @@ def _coarse(columns: Columns, most: int) -> Columns:
     dims = len(columns.shape)
     if not dims or not len(columns.file):
         return Columns(
-            columns.shape, columns.offsets, columns.sizes, columns.file, np.ones_like(columns.file)
+            columns.shape,
+            columns.offsets,
+            columns.sizes,
+            columns.file,
+            columns.begin,
+            np.ones_like(columns.file),
         )
     cuts = [len(np.unique(columns.offsets[:, d])) for d in range(dims)]
     chosen = sorted(range(dims), key=lambda d: -cuts[d])[:2]
@@ -215,4 +224,5 @@ def _coarse(columns: Columns, most: int) -> Columns:
         rest //= cells
         offsets[:, d] = edges[d][at]
         sizes[:, d] = edges[d][at + 1] - edges[d][at]
-    return Columns(columns.shape, offsets, sizes, winners % files - 1, total[cells_seen])
+    nowhere = np.zeros(len(winners), np.int64)
+    return Columns(columns.shape, offsets, sizes, winners % files - 1, nowhere, total[cells_seen])

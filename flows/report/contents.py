@@ -17,7 +17,8 @@ from dcp.findings import Finding
 from dcp.index import Entry, TensorEntry
 from dcp.inspection import writer_rank
 from flows.report.chunking import EXACT, Patterns, Tilings, columns_of
-from flows.report.packing import pack_json
+from flows.report.packing import Packed, pack_json
+from flows.report.places import Places, Ranges, pack_places
 from flows.text import name
 
 BUDGET = 1_800_000
@@ -45,6 +46,7 @@ class Contents:
 
     keys: str
     tilings: Tilings
+    places: Places
     left_out: int
 
     def document(self) -> dict[str, Any]:
@@ -52,7 +54,8 @@ class Contents:
         return {
             "keys": self.keys,
             "patterns": [[p.pool, p.start, p.rows, int(p.coarse)] for p in self.tilings.patterns],
-            "pools": [[p.columns, p.rows, int(p.wide), p.data] for p in self.tilings.pools],
+            "pools": [_embedded(pool) for pool in self.tilings.pools],
+            "places": [_embedded(pool) for pool in self.places.pools],
         }
 
 
@@ -73,14 +76,18 @@ def pack_contents(
     numbers = {file: number for number, file in enumerate(files)}
     patterns = Patterns()
     keys = [_Key.of(key, entry, numbers, patterns) for key, entry in entries.items()]
+    tilings = patterns.packed()
+    places = pack_places([each.ranges if each.singly(tilings) else None for each in keys])
     marks, faults = _marks(findings)
     kept = sorted(range(len(keys)), key=lambda i: keys[i].key not in marks)
     limits = list(_NAME_LIMITS)
     while True:
         chosen = [keys[i] for i in sorted(kept)]
-        packed = pack_json(_columns(chosen, files, marks, faults, health, limits[0]))
+        columns = _columns(chosen, files, marks, faults, health, limits[0])
+        columns["place"] = [places.starts[i] for i in sorted(kept)]
+        packed = pack_json(columns)
         if len(packed) <= BUDGET or len(kept) <= 1:
-            return Contents(packed, patterns.packed(), len(keys) - len(kept))
+            return Contents(packed, tilings, places, len(keys) - len(kept))
         if len(limits) > 1:
             limits.pop(0)
         else:
@@ -96,15 +103,28 @@ class _Key:
     chunks: int
     pattern: int
     """Number of the way it is cut; of an object, the number of its file."""
+    ranges: Ranges
+    """Where its chunks stand, in the order in which they are cut; of an object, its one record."""
+
+    def singly(self, tilings: Tilings) -> bool:
+        """Whether the page shows each of its chunks, and not only counts of them."""
+        return self.shape is None or (self.pattern >= 0 and not tilings.patterns[self.pattern].coarse)
 
     @classmethod
     def of(cls, key: str, entry: Entry, files: Mapping[str, int], patterns: Patterns) -> _Key:
         if isinstance(entry, TensorEntry):
-            number = patterns.number(columns_of(entry, files))
-            return cls(key, entry.shape, entry.dtype, entry.nbytes, len(entry.chunks), number)
+            columns = columns_of(entry, files)
+            ranges = Ranges(columns.file, columns.begin, columns.stored)
+            number = patterns.number(columns)
+            return cls(key, entry.shape, entry.dtype, entry.nbytes, len(entry.chunks), number, ranges)
         record = entry.record
         file = files.get(record.path, -1) if record else -1
-        return cls(key, None, "object", record.length if record else 0, 1, file)
+        length = record.length if record else 0
+        return cls(key, None, "object", length, 1, file, Ranges.one(file, record))
+
+
+def _embedded(pool: Packed) -> list[Any]:
+    return [pool.columns, pool.rows, int(pool.wide), pool.data]
 
 
 def _columns(

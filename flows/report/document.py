@@ -16,11 +16,12 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
-from flows.text import human_bytes, human_seconds, name, plural
+from flows.text import human_bytes, human_seconds, name, plural, stretches
 from tasks.manifest import tool_versions
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 Tone = Literal["good", "bad", "warn", "calm"]
 Fact = tuple[str, str, str]
@@ -86,6 +87,16 @@ def minute(when: str | None) -> str:
     return "" if when is None else f"{when[:16].replace('T', ' ')} UTC"
 
 
+def apart(text: str) -> Markup:
+    """``text`` escaped, in which what is read from right to left does not reorder what stands around it."""
+    from markupsafe import Markup, escape
+
+    pieces = (
+        Markup("<bdi>{}</bdi>").format(it) if leftward else escape(it) for it, leftward in stretches(text)
+    )
+    return Markup("").join(pieces)
+
+
 def _largest(rows: Sequence[Any]) -> int:
     return max((row.bytes for row in rows), default=0) or 1
 
@@ -101,6 +112,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["apart"] = apart
     environment.globals |= {
         "bytes": human_bytes,
         "seconds": human_seconds,

@@ -19,6 +19,7 @@ HOSTILE_KEYS = (
     "zero\u200bwidth",
     "half \ud800 surrogate",
     "w" * 10_000,
+    "משקל.שלום",
 )
 
 

@@ -124,6 +124,7 @@ def test_hostile_names_on_a_terminal(hostile: Path) -> None:
     shown = _on_a_terminal("inspect", hostile, NO_COLOR="1")
     assert not set(shown) & set("\x1b\x07\x9b\u202e\u200b")
     assert "owned" in shown
+    assert "\u200eמשקל.שלום\u200e" in shown, "letters from right to left draw nothing along"
 
 
 def test_progress_is_shown_on_a_terminal_only(whole: Path, tmp_path: Path) -> None:

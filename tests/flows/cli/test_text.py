@@ -1,5 +1,6 @@
 """Names from a bucket are inert; bytes and times read well."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from dcp.findings import Finding, finding
 from flows.grouping import grouped, shared_prefix
-from flows.text import human_bytes, human_seconds, inert, name, plural, problem_name
+from flows.text import anchored, human_bytes, human_seconds, inert, name, plural, problem_name, stretches
 from tasks.alert import TITLES
 
 ANY_TEXT = st.text(st.characters(codec=None))
@@ -37,6 +38,25 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 )
 def test_escapes_say_what_was_there(text: str, shown: str) -> None:
     assert inert(text) == shown
+
+
+@given(ANY_TEXT)
+def test_stretches_are_the_whole_text(text: str) -> None:
+    assert "".join(piece for piece, _ in stretches(text)) == text
+
+
+@given(st.text(st.sampled_from("ab12. :[]אבגשلا\u0301é中")))
+def test_every_letter_from_right_to_left_is_within_a_stretch_and_no_other_letter_is(text: str) -> None:
+    for piece, leftward in stretches(text):
+        directions = {unicodedata.bidirectional(char) for char in piece}
+        assert bool(directions & {"R", "AL"}) == leftward
+        assert not (leftward and "L" in directions)
+
+
+def test_what_stands_beside_letters_from_right_to_left_stays() -> None:
+    assert anchored("a.שלם, גבר.b: 12 chunks") == "a.\u200eשלם, גבר\u200e.b: 12 chunks"
+    assert anchored("model.weight: 12") == "model.weight: 12"
+    assert anchored("é中: 12") == "é中: 12"
 
 
 def test_long_names_lose_their_middle() -> None:

@@ -148,6 +148,8 @@ _ATTACKS = (
     "\"'><svg onload=alert(4)>",
     "{{ 7 * 7 }}{% raw %}",
     "\u202egnirts desrever",
+    "שלום.12.עולם",
+    "مرحبا",
     "line\u2028separator\u2029",
     "null\x00byte",
     "half \ud800 surrogate",
@@ -189,6 +191,30 @@ def test_hostile_names_stay_text(opened: Open, hostile_page: Path, width: int) -
         assert "\\u202egnirts" in shown
         assert "\u202e" not in shown
         assert "\u2028" not in shown
+
+
+def test_letters_from_right_to_left_reorder_nothing_around_them(opened: Open, tmp_path: Path) -> None:
+    tensors = {key: ((8, 4), [((0, 0), (4, 4), 0)]) for key in ("שלום", "مرحبا")}
+    target = page_of(write_index(tmp_path / "step_1", tensors), tmp_path / "page.html")
+    with opened(target) as it:
+        found = it.page.evaluate(_ORDER)
+        assert len(found) == 2
+        for name, after in found:
+            assert name["right"] <= after["left"] + 1, "what follows a name is drawn behind it"
+
+
+_ORDER = """[...document.querySelectorAll('.problem li')].map(li => {
+    const text = document.createRange();
+    const walker = document.createTreeWalker(li, NodeFilter.SHOW_TEXT);
+    const nodes = [];
+    while (walker.nextNode()) nodes.push(walker.currentNode);
+    const at = nodes.findIndex(node => /[\\u0590-\\u08ff]/.test(node.data));
+    const place = (node, from, to) => {
+        text.setStart(node, from); text.setEnd(node, to);
+        return { left: text.getBoundingClientRect().left, right: text.getBoundingClientRect().right };
+    };
+    return [place(nodes[at], 0, nodes[at].length), place(nodes[at + 1], 0, 4)];
+})"""
 
 
 def test_nothing_runs_that_is_not_the_pages_own(browser: Any, damaged_page: Path, tmp_path: Path) -> None:

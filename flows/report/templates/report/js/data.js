@@ -6,6 +6,8 @@ class Contents {
     this.patterns = document_.patterns;
     this.packed = document_.pools;
     this.pools = [];
+    this.packedPlaces = document_.places;
+    this.places = [];
     Object.assign(this, keys);
     this.numbers = null;
   }
@@ -54,6 +56,23 @@ class Contents {
       file: (row) => columns[2 * dims][start + row],
       count: coarse ? (row) => columns[2 * dims + 1][start + row] : () => 1,
     };
+  }
+
+  // [first byte, end) of each chunk within its file, for files given by file(row); null if the page leaves them out.
+  async rangesOf(key, rows, file) {
+    let start = this.place[key];
+    if (start < 0) return null;
+    let pool = 0;
+    while (start >= this.packedPlaces[pool][1]) start -= this.packedPlaces[pool++][1];
+    this.places[pool] ??= unpacked(this.packedPlaces[pool]);
+    const [behind, length] = await this.places[pool];
+    const ends = new Map();
+    return Array.from({ length: rows }, (_, row) => {
+      const begin = (ends.get(file(row)) ?? 0) + behind[start + row];
+      const end = begin + length[start + row];
+      ends.set(file(row), end);
+      return file(row) < 0 ? null : [begin, end];
+    });
   }
 }
 

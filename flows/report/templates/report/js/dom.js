@@ -34,3 +34,6 @@ function plural(count, noun) { return `${number(count)} ${noun}${count === 1 ? "
 function shortened(text, most) {
   return text.length <= most ? text : `${text.slice(0, most / 2)}…${text.slice(-most / 2)}`;
 }
+
+// A name within a sentence: whichever way its letters run, what stands around it keeps its place.
+function isolated(text) { return `\u2068${text}\u2069`; }

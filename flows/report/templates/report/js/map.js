@@ -22,13 +22,15 @@ class TilingMap {
     if (contents.norm?.[key] != null) facts.push(`norm ${contents.norm[key].toPrecision(4)}`);
     if (contents.bad?.[key]) facts.push(`${plural(contents.bad[key], "element")} not finite`);
     const what = make("p", { class: "what" }, facts.join(" · "));
+    const file = contents.pattern[key];
     const chunks = await contents.chunksOf(key);
+    const ranges = await (shape === null ? contents.rangesOf(key, 1, () => file) : chunks && contents.rangesOf(key, chunks.rows, chunks.file));
     if (this.key !== key) return;
     this.view = null;
+    this.ranges = ranges;
     if (shape === null) {
-      const file = contents.pattern[key];
       this.place.replaceChildren(this.title, what, make("p", { class: "note" },
-        file < 0 ? "A saved object; the index does not say where." : `A saved object in ${contents.files[file]}, written by ${contents.writer(file)}.`));
+        file < 0 ? "A saved object; the index does not say where." : `A saved object${contents.ranks[file] < 0 ? "" : `, written by ${contents.writer(file)}`}, ${this.stands(0, file)}.`));
       return;
     }
     if (!chunks || shape.some((extent) => extent === 0) || !chunks.rows) {
@@ -63,7 +65,7 @@ class TilingMap {
     this.rows = make("tbody");
     this.caption = make("summary", {});
     const table = make("details", {}, this.caption, make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Chunks in view" },
-      make("table", {}, make("caption", { class: "sr" }, "Chunks in view"), make("thead", {}, make("tr", {}, ...["Region", "Written by", "File"].map((each) => make("th", { scope: "col" }, each)))), this.rows)));
+      make("table", {}, make("caption", { class: "sr" }, "Chunks in view"), make("thead", {}, make("tr", {}, ...["Region", "Written by", "File", "Bytes"].map((each) => make("th", { scope: "col" }, each)))), this.rows)));
     table.addEventListener("toggle", () => this.tabulate(table.open));
     this.table = table;
     this.place.replaceChildren(this.title, what, this.tools, this.slices, this.svg,
@@ -144,6 +146,7 @@ class TilingMap {
     const total = boxes.reduce((sum, box) => sum + box.count, 0);
     this.said.value = `${many ? "Summary of " : ""}${plural(total, "chunk")}${view.isWhole ? "" : " in view"}${many ? ": each box stands for several; go in to see them singly" : ""}. ${this.faulty()}`;
     if (view.chunks.coarse) this.said.value += " Chunks of this tensor are only counted here: they are too many for this page.";
+    else if (!this.ranges) this.said.value += " Where in its file each stands did not fit on this page.";
     this.boxes = boxes;
     this.keyed(this.items.filter((item) => !item.fault && item.file !== -2), regions);
     this.listFaults();
@@ -251,7 +254,14 @@ class TilingMap {
     const dims = shape.map((_, dim) => dim);
     this.rows.replaceChildren(...this.boxes.slice(0, 200).map(({ row, file }) => make("tr", {},
       make("th", { scope: "row" }, region(dims.map((dim) => chunks.offset(row, dim)), dims.map((dim) => chunks.size(row, dim)))),
-      make("td", {}, this.contents.writer(file)), make("td", {}, file < 0 ? "" : shortened(this.contents.files[file], 60)))));
+      make("td", {}, this.contents.writer(file)), make("td", {}, file < 0 ? "" : shortened(this.contents.files[file], 60)),
+      make("td", { class: "short" }, this.ranges?.[row]?.join(":")))));
+  }
+
+  // Where a chunk is to be found: "in bytes 0:4096 of __0_0.distcp".
+  stands(row, file) {
+    const range = this.ranges?.[row];
+    return `in ${range ? `bytes ${range.join(":")} of ` : ""}${isolated(shortened(this.contents.files[file], 120))}`;
   }
 
   describe(item) {
@@ -259,7 +269,7 @@ class TilingMap {
     const { view, contents } = this;
     if (item.row < 0 || item.count > 1) {
       const files = item.files ?? new Set([item.file]);
-      const who = files.size > 1 ? this.span(item) ?? plural(files.size, "file") : contents.writer([...files][0]);
+      const who = files.size > 1 ? this.span(item) ?? plural(files.size, "file") : isolated(contents.writer([...files][0]));
       const span = (dim, from, size) => (dim < 0 ? [] : [`dim ${dim} ${from}:${from + size}`]);
       const where = [...span(view.down, item.y, item.h), ...span(view.across, item.x, item.w)].join(", ");
       return `${plural(item.count, "chunk")} in ${where}, by ${who}`;
@@ -269,8 +279,9 @@ class TilingMap {
     const elements = view.shape.reduce((product, extent) => product * extent, 1);
     const share = sizes.reduce((product, size) => product * size, 1) / elements;
     const where = region(dims.map((dim) => view.chunks.offset(item.row, dim)), sizes);
-    const file = item.file < 0 || contents.ranks[item.file] < 0 ? "" : ` in ${contents.files[item.file]}`;
-    return `Chunk ${number(item.row)} ${where}: ${bytes(Math.round(contents.bytes[this.key] * share))}, written by ${contents.writer(item.file)}${file}`;
+    const file = item.file < 0 ? "" : `, ${this.stands(item.row, item.file)}`;
+    const who = item.file < 0 ? `, in ${contents.writer(item.file)}` : contents.ranks[item.file] < 0 ? "" : `, written by ${contents.writer(item.file)}`;
+    return `Chunk ${number(item.row)} ${where}: ${bytes(Math.round(contents.bytes[this.key] * share))}${who}${file}`;
   }
 
   point(index) {

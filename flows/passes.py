@@ -15,6 +15,7 @@ from pydantic import Field
 from dcp.errors import EnvironmentFault, StorageError
 from dcp.findings import Report
 from flows.lifecycle import process_step
+from flows.reaching import due_outage, tell_outage
 from flows.run_telling import tell_run
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, open_run_problems, survey_run
@@ -100,7 +101,7 @@ def _run_report(
 ) -> RunReport:
     report = RunReport(run=run.name, ok=True, steps=[], writing=[], unknown=[])
     try:
-        found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
+        found = _surveyed(settings, run, report, emit)
         report.unchanged = found.unchanged
         report.leased = list(found.leased)
         report.late = list(found.late)
@@ -143,6 +144,19 @@ def _run_report(
     return report
 
 
+def _surveyed(
+    settings: LifecycleSettings, run: RunSettings, report: RunReport, emit: Emit | None
+) -> RunSurvey:
+    """The run's survey. Raises `StorageError` where storage fails, of which people are told if it lasts."""
+    try:
+        return survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
+    except StorageError as error:
+        outage = due_outage(settings, run)
+        if outage is not None:
+            report.alerts.append(tell_outage(settings, run, outage, error, emit))
+        raise
+
+
 def _note(found: RunSurvey, report: RunReport) -> None:
     """Write down what later passes must know: unknown names, and steps whose times tell nothing."""
     for step in found.note:
@@ -164,12 +178,12 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
         try:
             found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
         except StorageError as error:
+            if due_outage(settings, run) is not None:
+                return _in_flow(settings)
             idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
             continue
         if not found.idle:
-            from flows.watch import watch_in_flow
-
-            return watch_in_flow(settings)
+            return _in_flow(settings)
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         idle.append(
             RunReport(
@@ -184,6 +198,13 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
             )
         )
     return PassReport(started=timestamp(started), seconds=round(time.time() - started, 3), runs=idle)
+
+
+def _in_flow(settings: LifecycleSettings) -> PassReport:
+    # Importing Prefect takes longer than a pass in which nothing is due.
+    from flows.watch import watch_in_flow
+
+    return watch_in_flow(settings)
 
 
 def process_directly(

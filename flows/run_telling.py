@@ -10,6 +10,7 @@ import re
 
 from dcp.sizes import human_bytes
 from dcp.storage import join_url
+from flows.reaching import PROBLEM
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey
 from tasks.alert import Alert, AlertReport, Emit, raise_alert
@@ -22,6 +23,7 @@ _HEADLINES = {
     "stalled": "saves again",
     "junk": "has no junk any more",
     "settings": "its settings fit again",
+    PROBLEM: "its storage can be reached again",
 }
 
 

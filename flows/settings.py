@@ -225,6 +225,8 @@ class LifecycleSettings(BaseSettings):
     resend_after: Seconds = 120.0
     """Seconds after which an alert whose sender vanished, or that a sink did not take, is sent again; to a
     sink that goes on taking none after ever longer pauses."""
+    unreachable_after: Seconds = 300.0
+    """Seconds for which a run's storage must have failed before people are told."""
     lease_expiry: Seconds = EXPIRY
     """Seconds without a sign of life after which another worker takes a step over."""
     runs: tuple[RunSettings, ...]

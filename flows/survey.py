@@ -14,6 +14,7 @@ from typing import Literal
 
 from dcp.storage import open_store
 from flows.following import is_due, is_untold
+from flows.reaching import PROBLEM, end_outage
 from flows.settings import RunSettings
 from tasks.alert import Pending, pending_deliveries, told
 from tasks.discover import Discovery, FoundStep, committed_at, compile_pattern, discover, step_number
@@ -70,6 +71,9 @@ class RunSurvey:
                 over += [key] if last is not None and newest > last + 1.0 else []
             elif problem == "junk":
                 over += [key] if self.junk is None else []
+            elif problem == PROBLEM:
+                # Both were listed just now.
+                over += [key]
             elif problem == "settings":
                 over += [key] if not (self.due or self.leased) else []
         return tuple(over)
@@ -116,6 +120,8 @@ def survey_run(
         now=at,
         sightings=snapshot.sightings,
     )
+    if remember:
+        end_outage(ledger, snapshot)
     late = _late_steps(discovery, snapshot) if run.late_steps == "ignore" and not run.copied else frozenset()
     needs = {step.name: need_of(step, snapshot, run, late=step.name in late) for step in discovery.steps}
     due = [name for name, need in needs.items() if need == "process"]

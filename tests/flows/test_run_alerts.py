@@ -13,6 +13,7 @@ from flows.lifecycle import process_step
 from flows.passes import watch_once
 from flows.status import run_status
 from flows.workshop import Workshop
+from tasks.ledger import Ledger, timestamp
 from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, outcomes
 from tests.support.web import webhook
 
@@ -222,3 +223,73 @@ def test_late_older_steps_are_left_alone_where_the_settings_say_so(here: Lifecyc
     assert process_step(Workshop.of(settings, RUN), "step_15").outcome == "published"
     saved(here, "step_16", 100)
     assert outcomes(here.once(here.settings())) == {"step_16": "published"}
+
+
+def test_storage_that_stays_out_of_reach_is_told_once_and_its_return_once(here: Lifecycle) -> None:
+    saved(here, "step_1", 60)
+    other = f'[[runs]]\nname = "other"\nsource = "{here.url}/train"\npublish = "{here.url}/elsewhere"\n'
+    other += 'grace_period = "0s"\nlayouts = []\n'
+    settings = here.settings('unreachable_after = "0s"\n' + other)
+    away = Path(here.url) / "away"
+    for outage in (1, 2):
+        (Path(here.url) / "train").rename(away)
+        source = Path(here.url) / "train"
+        for _ in range(3):
+            assert here.once(settings).exit_code == 3
+        told = [alert for alert in here.told if alert.run == RUN]
+        assert [alert.problem for alert in told] == [
+            *["unreachable", "recovered"] * (outage - 1),
+            "unreachable",
+        ]
+        assert told[-1].title == f"[{RUN}] its storage cannot be reached"
+        assert str(source) in told[-1].what
+        assert told[-1].command == f"ckpt watch --once --config {settings.file}"
+        # The quick look that begins a pass finds nothing to tell either.
+        assert watch_once(settings).exit_code == 3
+        away.rename(source)
+        for _ in range(2):
+            assert here.once(settings).exit_code == 0
+        assert here.told[-1].problem == "recovered"
+        assert watch_once(settings).runs[0].unchanged == 1
+    assert [alert.title for alert in here.told if alert.run == RUN][1] == (
+        f"[{RUN}] its storage can be reached again"
+    )
+
+
+def test_other_runs_are_seen_to_in_a_pass_that_tells_of_one_out_of_reach(here: Lifecycle) -> None:
+    saved(here, "step_1", 60)
+    lost = f'[[runs]]\nname = "lost"\nsource = "{here.url}/nowhere"\npublish = "{here.url}/published"\n'
+    report = here.once(here.settings('unreachable_after = "0s"\n' + lost))
+    assert [(alert.run, alert.problem) for alert in here.told] == [("lost", "unreachable")]
+    assert outcomes(report) == {"step_1": "published"}
+
+
+def test_storage_that_fails_for_a_moment_is_told_to_nobody(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(here, "step_1", 60)
+    settings = here.settings()
+    source, away, begun = Path(here.source.url), Path(here.url) / "away", time.time()
+    assert settings.unreachable_after == 300
+
+    def minutes_later(minutes: float) -> None:
+        monkeypatch.setitem(Ledger.__init__.__kwdefaults__, "clock", lambda: begun + 60 * minutes)
+
+    for minutes in (0.0, 6.0):
+        # An outage that is over does not count for the next one.
+        minutes_later(minutes)
+        source.rename(away)
+        assert watch_once(settings).exit_code == 3
+        minutes_later(minutes + 4)
+        assert watch_once(settings).exit_code == 3
+        away.rename(source)
+        assert here.once(settings).exit_code == 0
+    assert here.told == []
+    minutes_later(12)
+    source.rename(away)
+    here.once(settings)
+    assert here.told == []
+    minutes_later(17.1)
+    here.once(settings)
+    [alert] = here.told
+    assert (alert.problem, alert.since) == ("unreachable", timestamp(begun + 12 * 60))

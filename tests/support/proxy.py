@@ -51,6 +51,8 @@ def fault_proxy(backend: str) -> Iterator[FaultProxy]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body are written apart, and a client's acknowledgement may wait for 40 ms.
+        disable_nagle_algorithm = True
 
         def answer(self) -> None:
             target, method = self.path, self.command

@@ -1,5 +1,6 @@
 """An export over an older one: whatever ends it, one of the two stands whole, and the next run clears up."""
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from safetensors.torch import load
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from dcp.errors import BusyError, ChangedError, NotFoundError
+from dcp.errors import BusyError, ChangedError, NotFoundError, UnreachableError
 from dcp.exporting import export, plan_export
 from dcp.exporting.safetensors_layout import INDEX
 from dcp.storage import Store, open_store
 from dcp.storage.claims import NAME
 from tests.dcp.exporting.stepwise import exporters
+from tests.support.gcs import FakeGcs
+from tests.support.proxy import Fault, fault_proxy
 
 SIZE = 2_000
 USUAL = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -141,6 +144,46 @@ def test_an_interruption_leaves_the_older_one(
             export(url, dest, format="safetensors", max_shard_size=SIZE, progress=interrupt)
         assert {f"hf/{name}" for name in names_in(store)} == {file.name for file in report.files}
         assert equal(loaded(store), older)
+
+
+@pytest.mark.parametrize("fault", ["503", "lost"])
+def test_a_fault_at_any_request(
+    steps: list[tuple[str, Tensors]],
+    fake_gcs: FakeGcs,
+    gs_bucket: str,
+    fault: Fault,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that has broken down from some request on, and one whose answer to it alone is lost."""
+    monkeypatch.setattr("dcp.storage.faults._ATTEMPTS", 3)
+    monkeypatch.setattr("dcp.storage.faults._FIRST_WAIT", 0.001)
+    monkeypatch.setattr("dcp.storage.faults._LONGEST_WAIT", 0.002)
+    (old, older), (new, newer) = steps
+    dest, store = f"{gs_bucket}/hf", open_store(f"{gs_bucket}/hf")
+    arguments: dict[str, Any] = {"format": "safetensors", "max_shard_size": SIZE}
+    outcomes = set()
+    with fault_proxy(fake_gcs.endpoint) as proxy:
+        options = {"endpoint_url": proxy.endpoint}
+        for number in numbers():
+            report = export(old, dest, **arguments)
+            assert {f"hf/{name}" for name in names_in(store)} == {file.name for file in report.files}
+            asked = itertools.count(1)
+            proxy.rule = lambda _method, _target: (
+                fault if (at := next(asked)) == number or (fault == "503" and at > number) else None  # noqa: B023
+            )
+            try:
+                export(new, dest, **arguments, dest_options=options)
+            except UnreachableError:
+                outcomes.add("failed")
+            else:
+                outcomes.add("done")
+                assert fault == "lost" or number > 20
+            state = loaded(store)
+            assert equal(state, older) or equal(state, newer), number
+            if next(asked) <= number:
+                break
+    assert outcomes == ({"done"} if fault == "lost" else {"failed", "done"})
+    assert equal(loaded(store), newer)
 
 
 @pytest.mark.parametrize("kind", ["gs", "s3"])

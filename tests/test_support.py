@@ -69,7 +69,7 @@ def test_server_ends_with_its_context(server: Callable, tmp_path: Path) -> None:
         endpoint = running.endpoint
     assert _descendants() == before
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(endpoint, timeout=5)
+        urllib.request.urlopen(endpoint, timeout=60)
 
 
 def test_server_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_server_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
         endpoint = starter.stdout.readline().decode().strip()
         family = psutil.Process(starter.pid).children(recursive=True)
         assert len(family) == 2
-        urllib.request.urlopen(endpoint + "/_internal/healthcheck", timeout=5).close()
+        urllib.request.urlopen(endpoint + "/_internal/healthcheck", timeout=60).close()
         starter.kill()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
 
 
@@ -139,7 +139,7 @@ def test_hanging_ranks_are_ended_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(RankError, match=r"ranks \[0, 1\] did not finish in time"):
         run_ranks(_hang, 2, timeout=4)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 50
     assert _descendants() == before
 
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from flows.workshop import Workshop
 from tasks.after import Publication, run_command
 from tasks.publish import verify
 from tests.support.lifecycle import RUN, CrashError, Lifecycle, outcomes
+from tests.support.waiting import until
 
 HOOK = """
 import json, os, sys
@@ -176,10 +176,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path: Path) -> 
     with pytest.raises(EnvironmentFault, match="took longer than 3 s"):
         run_command([sys.executable, "-c", hanging], PUBLICATION, directory=str(tmp_path), timeout=3)
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_what_a_command_prints_is_bounded(tmp_path: Path) -> None:

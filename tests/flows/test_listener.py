@@ -136,7 +136,7 @@ def test_no_document_does_any_harm(settings: LifecycleSettings, document: Any) -
 
 def post(url: str, body: bytes, **headers: str) -> int:
     place = urlsplit(url)
-    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=10)
+    connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
     try:
         connection.request("POST", "/", body, headers)
         return connection.getresponse().status
@@ -173,10 +173,10 @@ def test_other_methods_and_raw_bytes(settings: LifecycleSettings) -> None:
     with Listener(settings, Guard(), port=0) as listener:
         place = urlsplit(listener.url)
         for path, status in ((b"/", b"405"), (b"/healthz", b"204")):
-            with socket.create_connection((str(place.hostname), place.port or 0), timeout=5) as connection:
+            with socket.create_connection((str(place.hostname), place.port or 0), timeout=60) as connection:
                 connection.sendall(b"GET " + path + b" HTTP/1.0\r\n\r\n")
                 assert status in connection.recv(100)
-        with socket.create_connection((str(place.hostname), place.port or 0), timeout=5) as connection:
+        with socket.create_connection((str(place.hostname), place.port or 0), timeout=60) as connection:
             connection.sendall(b"\x16\x03\x01" * 100 + b"\r\n")
             connection.recv(100)
         assert post(listener.url, committed("gs://train/a/step_1")) == 202

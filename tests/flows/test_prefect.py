@@ -85,7 +85,7 @@ async def _events() -> list[tuple[str, str]]:
 
     found: list[tuple[str, str]] = []
     async with get_client() as client:
-        for _ in range(50):
+        for _ in range(300):
             answer = await client._client.post(
                 "/events/filter", json={"filter": {"event": {"prefix": ["checkpoint."]}}, "limit": 50}
             )

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import runs, until
 
 STARTER = """
 import time
@@ -33,20 +34,8 @@ def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
     assert starter.stdout is not None
     started = [int(pid) for pid in starter.stdout.readline().split()]
     assert len(started) == 2
-    assert all(map(_runs, started))
+    assert all(map(runs, started))
     starter.kill()
     starter.wait(timeout=60)
     starter.stdout.close()
-    deadline = time.monotonic() + 30
-    while any(map(_runs, started)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_runs, started))
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process is there and no zombie, which nobody may be there to reap."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+    until(lambda: not any(map(runs, started)))

@@ -164,7 +164,7 @@ class Racers:
             assert worker.stdout is not None
             worker.stdin.close()
             try:
-                worker.wait(timeout=30)
+                worker.wait(timeout=120)
             finally:
                 worker.kill()
                 worker.wait()

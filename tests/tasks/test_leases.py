@@ -13,6 +13,7 @@ from dcp.errors import NotFoundError, UnreachableError
 from dcp.storage import Store, open_store
 from tasks.leases import PREFIX, Lease, LeaseLostError, Leases, standings
 from tests.support.lifecycle import anywhere
+from tests.support.waiting import runs, until
 
 
 @pytest.fixture(params=["local", "memory", "gs", "s3"])
@@ -77,15 +78,23 @@ def test_who_gives_no_sign_of_life_is_replaced_and_stops(store: Store) -> None:
 
 def test_signs_of_life_keep_it(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.leases._LEAST_PAUSE", 0.02)
-    leases = Leases(disk, 0.5)
-    with taken(leases):
-        for _ in range(8):
-            time.sleep(0.1)
-            assert leases.acquire("step_1") is None
-    with taken(leases) as silent:
+    patient, hasty = Leases(disk, 3600), Leases(disk, 0.5)
+
+    def sign_of_life() -> float:
+        standing = patient.standing("step_1")
+        assert standing is not None
+        assert standing.alive_at is not None
+        return standing.alive_at
+
+    with taken(hasty) as lease:
+        first = sign_of_life()
+        # Who looks at that moment would have given it up without the signs in between.
+        until(lambda: sign_of_life() > first + hasty.expiry)
+        assert patient.acquire("step_1") is None
+        lease.require()
+    with taken(hasty) as silent:
         silent.stop()
-        time.sleep(0.6)
-        assert leases.acquire("step_1") is not None
+        until(lambda: hasty.acquire("step_1") is not None)
 
 
 def test_of_many_that_take_over_one_succeeds(store: Store) -> None:
@@ -139,7 +148,7 @@ def test_a_killed_process_of_this_machine_is_replaced_at_once(disk: Store) -> No
     leases = Leases(disk)
     assert leases.acquire("step_1") is None
     holder.kill()
-    time.sleep(0.2)
+    until(lambda: not runs(holder.pid))
     # Not waited for yet: what is left of it must not pass for alive.
     assert leases.acquire("step_1") is not None
     holder.wait()

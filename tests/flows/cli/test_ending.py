@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.waiting import until
 
 CKPT = [sys.executable, "-m", "flows.cli"]
 
@@ -35,9 +36,7 @@ def test_a_signal_leaves_nothing(number: signal.Signals, form: str, large: Path,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        deadline = time.monotonic() + 30
-        while not list(tmp_path.rglob("*.partial-*")) and time.monotonic() < deadline:
-            time.sleep(0.002)
+        until(lambda: list(tmp_path.rglob("*.partial-*")), every=0.002)
         process.send_signal(number)
         _, told = process.communicate(timeout=30)
     assert process.returncode == 128 + number
@@ -71,8 +70,7 @@ def test_what_is_ignored_stays_ignored(large: Path, tmp_path: Path) -> None:
         [*CKPT, "export", str(large), str(dest), "--sha256"],
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     ) as process:
-        while not list(tmp_path.iterdir()):
-            time.sleep(0.002)
+        until(lambda: list(tmp_path.iterdir()), every=0.002)
         os.kill(process.pid, signal.SIGHUP)
         assert process.wait(60) == 0
     assert dest.exists()

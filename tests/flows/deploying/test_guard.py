@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from flows.deploying.guard import memory_of
+from tests.support.waiting import runs, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into /proc")
 
@@ -57,10 +57,7 @@ def test_the_run_ends_with_the_guard(number: signal.Signals) -> None:
     run = int(guard.stdout.readline())
     guard.send_signal(number)
     guard.wait(timeout=60)
-    deadline = time.monotonic() + 20
-    while _runs(run) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(run)
+    until(lambda: not runs(run))
     assert guard.returncode == (143 if number == signal.SIGTERM else -9)
     guard.communicate()
 
@@ -70,10 +67,3 @@ def test_what_this_process_holds() -> None:
     held = bytearray(64 * MIB)
     held[:: 1 << 12] = b"x" * len(range(0, len(held), 1 << 12))
     assert memory_of(os.getpid()) - before > 60 * MIB
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

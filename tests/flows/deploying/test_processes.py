@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 
 from flows.deploying.processes import Daemons, Mark
+from tests.support.waiting import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
 STUBBORN = [
@@ -42,10 +42,8 @@ def _start(daemons: Daemons, name: str, command: list[str]) -> int:
 
 
 def _said(daemons: Daemons, name: str) -> str:
-    deadline = time.monotonic() + 30
-    while not (text := daemons.log(name).read_text().strip()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return text
+    until(lambda: daemons.log(name).read_text().strip())
+    return daemons.log(name).read_text().strip()
 
 
 def _dead(pid: int) -> bool:

@@ -17,3 +17,17 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def gc_settled() -> Iterator[None]:
+    """Keep the cyclic collector from looking through what exists already: torch's modules take it 0.15 s."""
+    if gc.get_freeze_count():
+        # Somebody has done it for a purpose of their own, which is theirs to end.
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

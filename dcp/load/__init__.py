@@ -27,7 +27,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dcp.checkpoint import Kind, open_checkpoint, survey
-from dcp.collector import gc_paused
+from dcp.collector import gc_paused, gc_settled
 from dcp.errors import UsageError
 from dcp.index import CheckpointIndex
 from dcp.layout import Layout
@@ -122,9 +122,10 @@ def test_load(
             with gc_paused():
                 from dcp.load.simulated import load_simulated
 
-            loaded = load_simulated(
-                checkpoint, parsed, memory_budget, progress, allow=allowance, copied=copied
-            )
+            with gc_settled():
+                loaded = load_simulated(
+                    checkpoint, parsed, memory_budget, progress, allow=allowance, copied=copied
+                )
             read += max(report.bytes_read for report in loaded)
         reports += [_inside(part, report) for report in loaded] if part else loaded
     return TestLoadReport(

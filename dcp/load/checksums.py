@@ -1,7 +1,7 @@
 """CRCs of chunks that arrive in pieces: each piece's computed where it is read, joined where it is used.
 
-`Summing` is a store that computes the CRC of announced parts of a range in the thread that reads it, on
-another core than the one that copies and compares, and while the bytes are still in that core's cache.
+`Summing` computes the CRC of announced parts of a range in the thread that reads it, on another core than
+the one that copies and compares, and while the bytes are still in that core's cache.
 `Checksums` follows each chunk from its first byte to its last.
 """
 
@@ -12,18 +12,20 @@ from dataclasses import dataclass
 
 from isal import isal_zlib
 
+from dcp.errors import CheckpointError, NotFoundError
 from dcp.index import Chunk
+from dcp.load.buffers import Buffers
 from dcp.load.needs import ChunkNeed
-from dcp.load.source import View
 from dcp.records import Located
 from dcp.storage import ByteRange, Store
 
 
-class Summing(View):
-    """Computes CRCs of what is read through it, where it was told to."""
+class Summing:
+    """Reads ranges and computes CRCs of them, where it was told to. Safe between threads."""
 
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
+    def __init__(self, store: Store, buffers: Buffers) -> None:
+        self._store = store
+        self._buffers = buffers
         self._announced: dict[ByteRange, list[ByteRange]] = {}
         self._sums: dict[ByteRange, int] = {}
 
@@ -34,11 +36,23 @@ class Summing(View):
             while waiting and waiting[-1].name == request.name and waiting[-1].end <= request.end:
                 self._announced.setdefault(request, []).append(waiting.pop())
 
-    def read_range(self, name: str, start: int, end: int) -> bytes:
-        data = self.inner.read_range(name, start, end)
-        if data:
-            for part in self._announced.pop(ByteRange(name, start, end), ()):
-                self._sums[part] = isal_zlib.crc32(memoryview(data)[part.start - start : part.end - start])
+    def read(self, item: ByteRange) -> memoryview:
+        """The range's bytes, in one of the buffers.
+
+        Nothing where it cannot be had because of the checkpoint: one range must not end a parallel read of
+        many, and what stands in it is then read alone, which tells whose fault it is.
+
+        Raises:
+            StorageError: the environment failed.
+        """
+        data = self._buffers.take(item.length)
+        try:
+            self._store.read_into(item.name, item.start, [data])
+        except (CheckpointError, NotFoundError):
+            self._buffers.give_back(data)
+            return memoryview(b"")
+        for part in self._announced.pop(item, ()):
+            self._sums[part] = isal_zlib.crc32(data[part.start - item.start : part.end - item.start])
         return data
 
     def take(self, part: ByteRange, data: memoryview) -> int:

@@ -24,13 +24,14 @@ from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, NotFoundError
 from dcp.index import Chunk
 from dcp.load.bits import Bits, bits_in
+from dcp.load.buffers import Buffers
 from dcp.load.checksums import Checksums, Summing, part_of
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.requests import GAP, REQUEST, SMALL, TINY
-from dcp.load.source import Metered, Remembering, Tolerant
+from dcp.load.source import Metered, Remembering
 from dcp.record import Record
 from dcp.records import Located, Records, fault
-from dcp.storage import ByteRange, coalesce, fetch
+from dcp.storage import ByteRange, coalesce, fetch_by
 
 T = TypeVar("T")
 _Place = tuple[str, Chunk]
@@ -44,7 +45,7 @@ Got = Bits | Archive | CheckpointError
 class _Group:
     needs: Sequence[Need]
     requests: list[ByteRange]
-    blocks: list[tuple[ByteRange, bytes]] = field(default_factory=list)
+    blocks: list[tuple[ByteRange, memoryview]] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -65,7 +66,9 @@ class Pull:
             budget: bytes that may be in flight or read ahead, and the most one record may take decoded.
         """
         self.source = Metered(checkpoint.store)
-        self._summing = Summing(Tolerant(self.source))
+        # A request may be longer by what guards a chunk's end.
+        self._buffers = Buffers(REQUEST + GAP)
+        self._summing = Summing(self.source, self._buffers)
         self._memory = Remembering(self.source)
         self._near = Records(self._memory, checkpoint.objects)
         self._far = Records(self.source, checkpoint.objects)
@@ -83,8 +86,8 @@ class Pull:
         """Read groups of needs, each yielded with what was got for each of its needs.
 
         Args:
-            groups: consumed lazily, somewhat ahead of what is yielded. What is yielded should be dropped
-                before the next is taken, since all of a group is in memory.
+            groups: consumed lazily, somewhat ahead of what is yielded. What is yielded is valid until
+                the next is taken: its memory is used again.
 
         Raises:
             StorageError: storage failed in a way that says nothing of the checkpoint.
@@ -97,13 +100,20 @@ class Pull:
                 planned.append(group)
                 yield from group.requests
 
-        for item, data in fetch(self._summing, requests(), threads=self._threads, budget=self._budget):
+        for item, data in fetch_by(
+            self._summing.read, requests(), threads=self._threads, budget=self._budget
+        ):
             while planned[0].complete:
-                yield self._finish(planned.popleft())
+                yield from self._hand_out(planned.popleft())
             planned[0].blocks.append((item, data))
             del data
         while planned:
-            yield self._finish(planned.popleft())
+            yield from self._hand_out(planned.popleft())
+
+    def _hand_out(self, group: _Group) -> Iterator[tuple[Sequence[Need], list[Got]]]:
+        yield self._finish(group)
+        for _, data in group.blocks:
+            self._buffers.give_back(data)
 
     def forget(self) -> None:
         """Drop what is known of chunks read so far; to be called between `groups`."""

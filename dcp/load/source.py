@@ -1,16 +1,16 @@
-"""Views of a store for loading: one that counts, one that survives bad objects, one that remembers.
+"""Views of a store for loading: one that counts, one that remembers.
 
 Each is a `Store` that only reads, put around another one. Counting is safe between threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 from typing import NoReturn
 
-from dcp.errors import CheckpointError, NotFoundError, UsageError
+from dcp.errors import UsageError
 from dcp.storage import ByteRange, ObjectInfo, Sink, Store
 
 
@@ -66,24 +66,17 @@ class Metered(View):
 
     def read_range(self, name: str, start: int, end: int) -> bytes:
         data = self.inner.read_range(name, start, end)
-        with self._lock:
-            self.bytes_read += len(data)
-            self.requests += 1
+        self._count(len(data))
         return data
 
+    def read_into(self, name: str, start: int, views: Sequence[memoryview]) -> None:
+        self.inner.read_into(name, start, views)
+        self._count(sum(map(len, views)))
 
-class Tolerant(View):
-    """Keeps the failure of one range from ending a parallel read of many.
-
-    A range that cannot be had because of the checkpoint reads as nothing. What stands in it is then read
-    alone, which tells whose fault it is. Failures of the environment are raised as ever.
-    """
-
-    def read_range(self, name: str, start: int, end: int) -> bytes:
-        try:
-            return self.inner.read_range(name, start, end)
-        except (CheckpointError, NotFoundError):
-            return b""
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.bytes_read += size
+            self.requests += 1
 
 
 class Remembering(View):
@@ -91,9 +84,9 @@ class Remembering(View):
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
-        self._held: dict[str, list[tuple[ByteRange, bytes]]] = {}
+        self._held: dict[str, list[tuple[ByteRange, memoryview]]] = {}
 
-    def hold(self, ranges: Iterable[tuple[ByteRange, bytes]]) -> None:
+    def hold(self, ranges: Iterable[tuple[ByteRange, memoryview]]) -> None:
         """Take these in place of what was held before."""
         self._held = {}
         for item, data in ranges:
@@ -103,7 +96,7 @@ class Remembering(View):
         """As `read_range`, without a copy of what is held."""
         for item, data in self._held.get(name, ()):
             if item.start <= start and end <= item.end:
-                return memoryview(data)[start - item.start : end - item.start]
+                return data[start - item.start : end - item.start]
         return memoryview(self.inner.read_range(name, start, end))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:

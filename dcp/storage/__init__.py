@@ -6,7 +6,7 @@ range of one; `fetch` reads many ranges in parallel and hands them out in order.
 `StorageError` leaves: absent, forbidden, unreachable, out of space.
 """
 
-from dcp.storage.fetch import fetch
+from dcp.storage.fetch import fetch, fetch_by
 from dcp.storage.opening import open_parent, open_store, require_protocol
 from dcp.storage.options import require_options
 from dcp.storage.ranges import ByteRange, coalesce
@@ -21,6 +21,7 @@ __all__ = [
     "Store",
     "coalesce",
     "fetch",
+    "fetch_by",
     "is_safe_name",
     "join_url",
     "normalise_url",

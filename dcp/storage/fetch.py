@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from dcp.storage.ranges import ByteRange
 from dcp.storage.store import Store
+
+T = TypeVar("T")
 
 
 def fetch(
@@ -24,7 +27,16 @@ def fetch(
     Raises:
         StorageError, CheckpointError: as `Store.read_range`; reads still queued are dropped.
     """
-    waiting: deque[tuple[ByteRange, Future[bytes]]] = deque()
+    return fetch_by(
+        lambda item: store.read_range(item.name, item.start, item.end), ranges, threads=threads, budget=budget
+    )
+
+
+def fetch_by(
+    read: Callable[[ByteRange], T], ranges: Iterable[ByteRange], *, threads: int, budget: int
+) -> Iterator[tuple[ByteRange, T]]:
+    """As `fetch`, by whatever reads one range; it is called in several threads at a time."""
+    waiting: deque[tuple[ByteRange, Future[T]]] = deque()
     held = 0
     pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
     try:
@@ -36,7 +48,7 @@ def fetch(
                 yield first, data
                 del data
             held += item.length
-            waiting.append((item, pool.submit(store.read_range, item.name, item.start, item.end)))
+            waiting.append((item, pool.submit(read, item)))
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()

@@ -80,6 +80,14 @@ class Lifecycle:
         data = self.source.read(name, 1 << 30)
         self.source.replace(name, data[: len(data) // 2])
 
+    def save_good_and_bad(self) -> None:
+        """Two good steps that hold the same, `step_1` and `step_2`, then an unfinished one and a torn one."""
+        self.save("step_1")
+        self.save("step_2")
+        self.save("step_3", without=(".metadata",))
+        self.save("step_4")
+        self.cut("step_4")
+
     def once(self, settings: LifecycleSettings) -> PassReport:
         """One pass without Prefect."""
         return run_pass(settings, process_directly(settings, emit=self.told.append), emit=self.told.append)

@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as torch_checkpoint
 from dcp.load.reader import BucketReader
 from dcp.save import BucketWriter
 from dcp.storage import open_store
+from tests.dcp.load.expectations import same_bits
 
 
 def awkward_state() -> dict[str, Any]:
@@ -61,6 +62,17 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     """Flattened as torch does it."""
     values: dict[str, Any] = torch_checkpoint._nested_dict.flatten_state_dict(state)[0]
     return values
+
+
+def assert_same(loaded: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Both have the same keys, and the same bits or values in them."""
+    ours, theirs = flat(loaded), flat(expected)
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        if isinstance(value, torch.Tensor):
+            assert same_bits(ours[key], value), key
+        else:
+            assert ours[key] == value, key
 
 
 def names(place: str) -> list[str]:

@@ -25,7 +25,7 @@ from dcp.errors import AlreadyExistsError, CheckpointError, NotFoundError, Sourc
 from dcp.layout import Layout
 from dcp.save import import_torch_save
 from tests.dcp.load.expectations import Sabotage, same_bits
-from tests.dcp.save.saving import awkward_state, blank, flat, load, names
+from tests.dcp.save.saving import assert_same, awkward_state, blank, flat, load, names
 from tests.support.ranks import run_ranks
 from tests.support.train import SavedCheckpoint
 
@@ -33,16 +33,6 @@ from tests.support.train import SavedCheckpoint
 def write(state: Any, path: Path) -> str:
     torch.save(state, path)
     return str(path)
-
-
-def assert_same(loaded: dict[str, Any], expected: dict[str, Any]) -> None:
-    ours, theirs = flat(loaded), flat(expected)
-    assert ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        if isinstance(value, torch.Tensor):
-            assert same_bits(ours[key], value), key
-        else:
-            assert ours[key] == value, key
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -23,18 +23,8 @@ from dcp.save.files import LEAST, split
 from dcp.storage import open_store
 from tests.dcp.load.expectations import same_bits
 from tests.dcp.save.killing import kill_a_save
-from tests.dcp.save.saving import awkward_state, blank, flat, load, names, save
+from tests.dcp.save.saving import assert_same, awkward_state, blank, load, names, save
 from tests.support.ranks import RankError, run_ranks
-
-
-def assert_same(loaded: dict[str, Any], expected: dict[str, Any]) -> None:
-    ours, theirs = flat(loaded), flat(expected)
-    assert ours.keys() == theirs.keys()
-    for key, value in theirs.items():
-        if isinstance(value, torch.Tensor):
-            assert same_bits(ours[key], value), key
-        else:
-            assert ours[key] == value, key
 
 
 def assert_whole(place: str) -> None:

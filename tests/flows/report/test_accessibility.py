@@ -103,11 +103,7 @@ def runs_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with good steps and bad ones."""
     place = tmp_path_factory.mktemp("runs")
     life = Lifecycle(str(place / "bucket"), place)
-    for step in ("step_1", "step_2"):
-        life.save(step)
-    life.save("step_3", without=(".metadata",))
-    life.save("step_4")
-    life.cut("step_4")
+    life.save_good_and_bad()
     settings = life.settings()
     life.once(settings)
     target = place / "runs.html"

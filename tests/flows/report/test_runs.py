@@ -23,11 +23,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Lifecycle:
     """Two good steps that hold the same, then an unfinished and a torn one."""
     place = tmp_path_factory.mktemp("life")
     life = Lifecycle(str(place / "bucket"), place)
-    for step in ("step_1", "step_2"):
-        life.save(step)
-    life.save("step_3", without=(".metadata",))
-    life.save("step_4")
-    life.cut("step_4")
+    life.save_good_and_bad()
     return life
 
 

@@ -205,17 +205,24 @@ def gather(storage: dict[Any, Any], names: list[str]) -> StorageColumns | None:
             return None
     if singles and not flush():
         return None
+    used, where_of = _used(np.concatenate(place, dtype=np.int32, casting="unsafe"))
     columns = StorageColumns(
         names,
-        places,
+        [places[number] for number in used],
         np.concatenate(key, dtype=np.int32, casting="unsafe"),
         np.concatenate([column.dims for column in shapes]),
         _padded([column.values for column in shapes]),
-        np.concatenate(place, dtype=np.int32, casting="unsafe"),
+        where_of,
         np.concatenate(offset, dtype=np.int64),
         np.concatenate(length, dtype=np.int64),
     )
     return None if columns.doubled else columns
+
+
+def _used(numbers: npt.NDArray[np.int32]) -> tuple[list[int], npt.NDArray[np.int32]]:
+    """The numbers that occur, and the place of each among them: most texts are keys, few are files."""
+    occurs = np.bincount(numbers) > 0
+    return occurs.nonzero()[0].tolist(), (np.cumsum(occurs, dtype=np.int32) - 1)[numbers]
 
 
 def one_by_one(storage: dict[Any, Any], names: list[str]) -> Iterator[tuple[object, object]]:

@@ -21,7 +21,7 @@ from flows.report.packing import Packed, pack_json
 from flows.report.places import Places, Ranges, pack_places
 from flows.text import name
 
-BUDGET = 1_800_000
+BUDGET = 1_500_000
 """Characters that the packed keys of a page may take."""
 _NAME_LIMITS = (1000, 240, 80)
 """Longest names, tried in this order until the keys fit."""

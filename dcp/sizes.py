@@ -1,4 +1,4 @@
-"""Counts of bytes as people read them, and as options take them."""
+"""Counts of bytes and seconds as people read them, and bytes as options take them."""
 
 from __future__ import annotations
 
@@ -17,3 +17,13 @@ def human_bytes(count: float) -> str:
 def mebibytes(count: int) -> str:
     """``2MiB`` for 1572864 bytes: rounded up, and fit for an option."""
     return f"{-(-count // (1 << 20))}MiB"
+
+
+def human_span(seconds: float) -> str:
+    """``3 days``, ``5 h``, ``12 min``, ``40 s`` or ``less than 1 s``."""
+    if 0 <= seconds < 1:
+        return "less than 1 s"
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -32,6 +32,7 @@ from dcp.index import METADATA, CheckpointIndex
 from dcp.pickles.scan import Allowance
 from dcp.producer import describe_foreign
 from dcp.records import Records
+from dcp.sizes import human_bytes, human_span
 
 GRACE_SECONDS = 1800.0
 """How long nothing may have changed before a step without an index counts as incomplete."""
@@ -186,11 +187,10 @@ class _Judge:
         changed = found.last_change
         age = self.now - changed if changed is not None else None
         state: State = "writing" if age is not None and age < self.grace else "incomplete"
-        since = "" if age is None else f"; nothing changed for {max(0.0, age):.0f} s"
-        message = (
-            f"no {METADATA}: {len(found.objects)} objects, "
-            f"{sum(info.size for info in found.objects.values())} bytes{since}"
-        )
+        since = "" if age is None else f"; nothing changed for {human_span(max(0.0, age))}"
+        count = len(found.objects)
+        size = human_bytes(sum(info.size for info in found.objects.values()))
+        message = f"no {METADATA}: {count} object{'' if count == 1 else 's'}, {size}{since}"
         return _Verdict(
             state,
             fingerprint_of(found.objects.values()),

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault, NotFoundError, ResourceError, StorageError
+from dcp.sizes import human_bytes, human_span
 from dcp.storage import join_url, open_store
 from flows.deploy_settings import PoolSettings
 from flows.flow_runs import Waited, killed_for_memory, own_pool, start_run, state_text, wait_for
@@ -181,17 +182,19 @@ class ExportElsewhere:
 
     def _fault(self, run: FlowRun, waited: Waited, pool: PoolSettings, memory: int) -> EnvironmentFault:
         what = f"the export run {run.name} on the pool {pool.name}"
-        asked = f"{memory} bytes of memory were estimated, {int(pool.memory)} are allowed there"
+        asked = (
+            f"{human_bytes(memory)} of memory were estimated, {human_bytes(pool.memory)} are allowed there"
+        )
         if waited == "never-begun":
             return EnvironmentFault(
-                f"{what} was begun by no worker within {self.settings.pickup_timeout:.0f} s and is "
+                f"{what} was begun by no worker within {human_span(self.settings.pickup_timeout)} and is "
                 f"cancelled; see its workers: prefect work-pool inspect {pool.name} ({asked})"
             )
         if waited == "lost":
             return EnvironmentFault(f"{what} lost its worker, which shows no sign of life any more ({asked})")
         if waited == "too-long":
             return EnvironmentFault(
-                f"{what} took more than {self.settings.export_timeout:.0f} s and is cancelled ({asked})"
+                f"{what} took more than {human_span(self.settings.export_timeout)} and is cancelled ({asked})"
             )
         text = state_text(run)
         if killed_for_memory(run):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from dcp.validation import GRACE_SECONDS
 from flows.settings import RunSettings
 from tasks.ledger import Failure
 
@@ -28,6 +29,8 @@ def shown_again_by(run: RunSettings, url: str, failure: Failure) -> str:
             words.append("--scrub")
         if run.copied:
             words.append("--copied")
+        if failure.problem == "incomplete" and run.grace_period < GRACE_SECONDS:
+            words += ["--grace-period", f"{run.grace_period:g}s"]
     else:
         return ""
     words += [word for name in run.allow_classes for word in ("--allow", name)]

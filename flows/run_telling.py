@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from dcp.sizes import human_bytes
+from dcp.sizes import human_bytes, human_span
 from dcp.storage import join_url
 from flows.reaching import PROBLEM
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey
 from tasks.alert import Alert, AlertReport, Emit, raise_alert
 from tasks.ledger import Ledger, StepKey, timestamp
-from tasks.run_health import Junk, Stall, run_key, span
+from tasks.run_health import Junk, Stall, run_key
 from tasks.text import plain
 
 _NAMES = 5
@@ -91,8 +91,8 @@ def _stalled(settings: LifecycleSettings, run: RunSettings, stall: Stall) -> Ale
         step="",
         fingerprint="",
         problem="stalled",
-        headline=f"saves no more: nothing for {span(stall.quiet)} after {stall.last.step}",
-        what=f"no commit for {span(stall.quiet)}; usual between two is {span(stall.usual)}",
+        headline=f"saves no more: nothing for {human_span(stall.quiet)} after {stall.last.step}",
+        what=f"no commit for {human_span(stall.quiet)}; usual between two is {human_span(stall.usual)}",
         where=join_url(run.source, stall.last.step),
         since=timestamp(stall.last.at),
         command=f"ckpt status --run {run.name} --config {settings.file}",

@@ -24,10 +24,10 @@ from dcp.checkpoint import Survey
 from dcp.errors import ChangedError, NotFoundError
 from dcp.findings import Report
 from dcp.index import METADATA
+from dcp.sizes import human_span
 from dcp.storage import Store
 from tasks.discover import FoundStep
 from tasks.ledger import Ledger, StepKey
-from tasks.run_health import span
 from tasks.snapshot import Snapshot
 
 Action = Literal["keep", "trash", "delete"]
@@ -109,7 +109,7 @@ class NewerThan(Policy):
 
     def keeps(self, steps: Sequence[Directory], now: float) -> Mapping[str, str]:
         return {
-            step.name: f"committed within {span(self.seconds)}"
+            step.name: f"committed within {human_span(self.seconds)}"
             for step in steps
             if step.committed is None or now - step.committed <= self.seconds
         }
@@ -207,7 +207,7 @@ def _decide(
         return "trash", "nothing keeps it"
     left = directory.trashed + trash - now
     if left > 0:
-        return "trash", f"in the trash, for {span(left)} more"
+        return "trash", f"in the trash, for {human_span(left)} more"
     return ("delete", "its time in the trash is over") if delete else ("trash", "deletion is switched off")
 
 

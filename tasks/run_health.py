@@ -60,16 +60,6 @@ def run_key(problem: str, *what: str) -> StepKey:
     return StepKey(RUN, hashlib.sha256("\0".join((problem, *what)).encode()).hexdigest())
 
 
-def span(seconds: float) -> str:
-    """``3 days``, ``5 h``, ``12 min``, ``40 s`` or ``less than 1 s``."""
-    if 0 <= seconds < 1:
-        return "less than 1 s"
-    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 @dataclass(frozen=True, slots=True)
 class Rhythm:
     """How often a run saves: its newest commit, and the usual seconds between two."""

@@ -9,7 +9,15 @@ import typer
 
 from flows.cli.command import command
 from flows.cli.failures import FAULTY, FINE
-from flows.cli.options import Allow, CheckpointUrl, Copied, MemoryBudget, complete_layout, parse_size
+from flows.cli.options import (
+    Allow,
+    CheckpointUrl,
+    Copied,
+    MemoryBudget,
+    complete_layout,
+    parse_size,
+    parse_span,
+)
 from flows.cli.output import Output
 
 DEFAULT_LAYOUTS = ("fsdp=2", "fsdp=3")
@@ -66,6 +74,16 @@ def validate(
         ),
     ] = None,
     allow: Allow = None,
+    grace_period: Annotated[
+        float,
+        typer.Option(
+            "--grace-period",
+            metavar="DURATION",
+            parser=parse_span,
+            help="Without .metadata it is being written as long as something changed within this time, and "
+            "incomplete afterwards.",
+        ),
+    ] = "30m",  # type: ignore[assignment]  # typer parses the default too
 ) -> int:
     """Find out whether a checkpoint can be resumed.
 
@@ -93,6 +111,7 @@ def validate(
             ignore=tuple(ignore) if ignore else IGNORED,
             allow=tuple(allow or ()),
             progress=progress,
+            grace_seconds=grace_period,
         )
     out.report(report, lambda: show_validation(out, report), errors=report.findings)
     return FINE if report.ok else FAULTY

@@ -21,6 +21,16 @@ def parse_size(text: str) -> int:
     return size
 
 
+def parse_span(text: str) -> float:
+    """Seconds in ``90s``, ``30m``, ``2h``, ``1d`` or a bare number of seconds."""
+    from flows.sections import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def complete_layout(incomplete: str) -> list[str]:
     """Layouts that a shell offers for what is typed so far: the usual ones, with a tp axis after a comma."""
     sizes = [2**power for power in range(1, 11)]

@@ -139,7 +139,7 @@ def test_an_export_beyond_its_memory_is_killed_and_told_with_both_numbers(place:
     error = _refused(place, pool=pool, key=key, overhead=memory, attempt=6)
     assert isinstance(error, ResourceError)
     assert "137" in str(error)
-    assert f"{memory} bytes of memory were estimated, {memory} are allowed there" in str(error)
+    assert "60.0 MiB of memory were estimated, 60.0 MiB are allowed there" in str(error)
 
 
 def test_an_export_that_nobody_begins_is_cancelled_and_told(place: Place) -> None:

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp.checkpoint import Survey
+from dcp.sizes import human_span
 from dcp.storage import ObjectInfo, open_store
 from tasks.discover import FoundStep, Progress
-from tasks.run_health import Commit, find_junk, find_stall, span
+from tasks.run_health import Commit, find_junk, find_stall
 
 
 def every(seconds: float, count: int) -> list[Commit]:
@@ -90,7 +91,7 @@ def test_junk_is_told_anew_when_it_doubles_or_its_oldest_is_gone() -> None:
 
 
 def test_spans_are_readable() -> None:
-    assert [span(s) for s in (0, 0.9, 40, 130, 7200, 200_000)] == [
+    assert [human_span(s) for s in (0, 0.9, 40, 130, 7200, 200_000)] == [
         "less than 1 s",
         "less than 1 s",
         "40 s",

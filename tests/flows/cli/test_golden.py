@@ -51,7 +51,9 @@ _PATTERNS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|\+00:00| UTC)?", "WHEN"),
     (r"\b[0-9a-f]{64}\b", "DIGEST"),
     (r"\b[0-9a-f]{8}\b", "DIGEST8"),
-    (r"\b\d[\d,.]* (ms|s|min|h|d)\b( \d+ (s|min|h)\b)?", "TIME"),
+    # The report's page is among it, which changes with every word of its template.
+    (r"around them, [\d,.]+ KiB", "around them, SIZE"),
+    (r"(less than )?\b\d[\d,.]* (ms|s|min|h|d)\b( \d+ (s|min|h)\b)?", "TIME"),
     (r"\b[\d,.]+ (MiB|GiB|TiB) (of memory|free|there|available)", r"SIZE \2"),
     # Columns are as wide as what was replaced in them.
     (r"(report\.html +|wrong, )[\d.]+ KiB", r"\1SIZE"),

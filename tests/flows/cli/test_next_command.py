@@ -1,5 +1,6 @@
 """The command that an alert says to type shows the very fault again that people were told of."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.flows.cli.ckpt import Ckpt
 from tests.support.lifecycle import OTHER_KEYS, SMALL, Lifecycle
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -66,3 +68,25 @@ def test_damage_that_only_a_scrub_finds(here: Lifecycle, ckpt: Ckpt) -> None:
     [alert] = here.told
     assert "--scrub --copied" in alert.command
     assert typed(ckpt, alert.command)[0] == 1
+
+
+def test_a_save_that_the_run_gives_less_time_than_the_command_does(here: Lifecycle, ckpt: Ckpt) -> None:
+    settings = here.settings(grace_period="0.5s")
+    here.save("step_1", without=(".metadata",))
+    until(lambda: here.once(settings).exit_code == 1)
+    [alert] = here.told
+    assert alert.problem == "incomplete"
+    assert "--grace-period 0.5s" in alert.command
+    code, output = typed(ckpt, alert.command)
+    assert (code, "incomplete" in output) == (1, True)
+
+
+def test_a_save_counts_as_being_written_for_the_grace_period(here: Lifecycle, ckpt: Ckpt) -> None:
+    here.save("step_1", without=(".metadata",))
+    url = f"{here.source.url}/step_1"
+    for duration, state in (("1h", "writing"), ("0", "incomplete")):
+        said = ckpt("validate", url, "--grace-period", duration, "--json")
+        assert (said.code, json.loads(said.out)["state"]) == (1, state)
+    said = ckpt("validate", url, "--grace-period", "soon")
+    assert said.code == 2
+    assert "should be a duration" in said.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,21 @@ def test_a_step_later_every_weight_differs(tmp_path: Path) -> None:
             assert found[key].different == int((left != right).sum())
             assert found[key].largest == pytest.approx(float((left.double() - right.double()).abs().max()))
             assert found[key].norm == pytest.approx((float(left.norm()), float(right.norm())), rel=1e-4)
+
+
+def test_bytes_that_differ_under_one_checksum_are_told(tmp_path: Path) -> None:
+    # Four more bytes lead to any CRC-32 from any other.
+    first, second = (1).to_bytes(4, "little"), (2).to_bytes(4, "little")
+    forged = 7 ^ zlib.crc32(first) ^ zlib.crc32(second)
+    values = [torch.frombuffer(bytearray(first + (7).to_bytes(4, "little")), dtype=torch.uint8)]
+    values.append(torch.frombuffer(bytearray(second + forged.to_bytes(4, "little")), dtype=torch.uint8))
+    assert zlib.crc32(bytes(values[0].tolist())) == zlib.crc32(bytes(values[1].tolist()))
+    a, b = (save(tmp_path / str(number), {"w": value}) for number, value in enumerate(values))
+    report = dcp.diff(a, b, values=True)
+    assert report.values is not None
+    assert [(change.key, change.different) for change in report.values] == [
+        ("w", int((values[0] != values[1]).sum()))
+    ]
 
 
 def test_keys_shapes_types_and_kinds(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 import re
 import socket
+import subprocess
+import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 import dcp
 from dcp.errors import UnreachableError, UsageError
 from tests.support.ranks import run_ranks
-from tests.support.web import webhook
+from tests.support.web import QuietHandler, served, webhook
 
 
 def test_a_notice_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +60,28 @@ def test_who_listens_and_never_answers_costs_no_more_than_the_timeout() -> None:
             "/run/step_1", f"http://127.0.0.1:{deaf.getsockname()[1]}/", timeout=0.5
         )
         assert time.monotonic() - started < 20
+
+
+def test_who_answers_without_end_does_not_keep_the_job_from_ending() -> None:
+    ended = threading.Event()
+
+    class Endless(QuietHandler):
+        def do_POST(self) -> None:
+            self.send_response(202)
+            self.flush_headers()
+            # Every byte of the header is in time, and there is always one more.
+            with suppress(OSError):
+                while not ended.wait(0.1):
+                    self.wfile.write(b"x")
+
+    code = "import dcp, sys; print(dcp.notify_committed('/run/step_1', sys.argv[1], timeout=0.5))"
+    with served(Endless) as place:
+        try:
+            command = [sys.executable, "-c", code, f"http://{place}/"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        finally:
+            ended.set()
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 @pytest.mark.parametrize("to", ["", "file:///etc/passwd", "watcher:8377"])

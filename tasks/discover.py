@@ -7,6 +7,7 @@ its objects, so that nothing needs to be listed twice to decide what is due.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from dcp.checkpoint import Kind, Survey, fingerprint_of, is_data_file
 from dcp.index import METADATA
 from dcp.storage import ObjectInfo, Store, is_safe_name
+from dcp.storage.faults import calling
 from tasks.ledger import StepKey
 
 DEFAULT_PATTERNS = (
@@ -71,7 +73,10 @@ class FoundStep:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What a source holds: steps in the order of their numbers, and other directories."""
+    """What a source holds: steps in the order of their numbers, and what is none.
+
+    ``unknown`` are other directories, and what only has a step's name: an object, or a link to nowhere.
+    """
 
     steps: tuple[FoundStep, ...]
     unknown: tuple[str, ...]
@@ -131,7 +136,9 @@ def discover(
     compiled = [compile_pattern(pattern) for pattern in patterns]
     steps: list[FoundStep] = []
     unknown: list[str] = []
-    for name, objects in _directories(store).items():
+    directories, others = _contents(store)
+    unknown += [name for name in others if step_number(name, compiled) is not None]
+    for name, objects in directories.items():
         number = step_number(name, compiled)
         if number is None:
             unknown.append(name)
@@ -155,17 +162,27 @@ def discover(
     return Discovery(tuple(steps), tuple(sorted(unknown)))
 
 
-def _directories(store: Store) -> dict[str, dict[str, ObjectInfo]]:
+def _contents(store: Store) -> tuple[dict[str, dict[str, ObjectInfo]], set[str]]:
+    """Objects by directory, and the names of what is no directory: objects, and links to nowhere."""
     found: dict[str, dict[str, ObjectInfo]] = {}
+    others: set[str] = set()
     for info in store.objects():
         top, mark, rest = info.name.partition("/")
         if mark:
             found.setdefault(top, {})[rest] = ObjectInfo(rest, info.size, info.modified, info.identity)
+        else:
+            others.add(top)
     if "://" not in store.url:
-        # Only a disk has directories that hold nothing yet.
+        # Only a disk has directories that hold nothing yet, and links.
         for name in store.directories():
             found.setdefault(name, {})
-    return found
+        others |= calling(store.url, _links, store.url) - found.keys()
+    return found, others
+
+
+def _links(directory: str) -> set[str]:
+    with os.scandir(directory) as entries:
+        return {entry.name for entry in entries if entry.is_symlink()}
 
 
 def judge(

@@ -52,8 +52,13 @@ class LocalStore(Store):
 
     def directories(self) -> list[str]:
         def scan() -> list[str]:
+            found = []
             with os.scandir(self.root) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                for entry in entries:
+                    with _leading_somewhere():
+                        if entry.is_dir():
+                            found.append(entry.name)
+            return sorted(found)
 
         return calling(self.url, scan)
 

@@ -1,5 +1,7 @@
 """Whole passes without Prefect, on every kind of store: what is published, told, and left alone."""
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +385,26 @@ def test_the_memory_of_a_ledger_is_only_a_cache(here: Lifecycle) -> None:
     # Everything known of the step is gone, so it is done again, and ends where it was published before.
     assert outcomes(here.once(settings)) == {"step_1": "published"}
     assert len(here.manifests()) == 1
+
+
+def test_an_empty_directory_is_told_after_the_grace_period(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Path(here.source.url) / "step_1"
+    directory.mkdir(parents=True)
+    (Path(here.source.url) / "step_2").symlink_to("nowhere")
+    settings = here.settings(grace_period="10m")
+    first = here.once(settings).runs[0]
+    assert (first.writing, first.unknown) == (["step_1"], ["step_2"])
+    assert here.once(settings).runs[0].writing == ["step_1"]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 601)
+    report = here.once(settings)
+    assert outcomes(report) == {"step_1": "incomplete"}
+    assert [alert.problem for alert in here.told] == ["incomplete"]
+    assert here.once(settings).runs[0].unchanged == 1
+    # A job that begins to write into it after all is not accused again.
+    here.save("step_1", without=(".metadata",))
+    os.utime(directory / next(path.name for path in directory.iterdir()), (now() + 600, now() + 600))
+    assert here.once(settings).runs[0].writing == ["step_1"]
+    assert len(here.told) == 1

@@ -154,6 +154,20 @@ def test_the_empty_directory_of_a_removed_step_is_no_step(store: Store) -> None:
     assert found(store, sightings=lambda _: [Sighting("whole", NOW - 4000, 3, NOW - 5000)]) == {}
 
 
+def test_what_only_has_a_steps_name_is_no_step(store: Store) -> None:
+    write(store, "step_1/.metadata")
+    write(store, "step_2")
+    write(store, "notes.txt")
+    root = Path(store.url)
+    (root / "step_3").symlink_to(root / "nowhere")
+    (root / "latest").symlink_to(root / "nowhere")
+    (root / "step_4").symlink_to("step_4")
+    (root / "step_5").symlink_to(root / "step_1")
+    discovery = discover(store, grace_seconds=60, now=NOW)
+    assert [step.name for step in discovery.steps] == ["step_1", "step_5"]
+    assert discovery.unknown == ("step_2", "step_3", "step_4")
+
+
 def test_required_parts_must_all_be_there(store: Store) -> None:
     write(store, "step_1/model/.metadata", age=61)
     write(store, "step_1/optim/__0_0.distcp", age=61)

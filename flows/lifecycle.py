@@ -7,10 +7,11 @@ Stages are run through a `Call`, which is a plain call here and a Prefect task i
 
 from __future__ import annotations
 
+import logging
 import time
 
 from dcp.checkpoint import survey
-from dcp.errors import NotFoundError, UsageError
+from dcp.errors import NotFoundError, StorageError, UsageError
 from dcp.storage import join_url
 from flows.following import follow, is_due, publication_of
 from flows.stages import Stages
@@ -27,6 +28,9 @@ from tasks.discover import (
 )
 from tasks.leases import Lease, LeaseLostError
 from tasks.ledger import DONE, Failure, Ledger, failures
+from tasks.leftovers import sweep_superseded
+
+_log = logging.getLogger(__name__)
 
 
 def process_step(
@@ -97,6 +101,7 @@ class _Process(Stages):
         try:
             if "published" not in self.records:
                 self.validate()
+                self._sweep()
                 self.test_load()
                 artifacts = self.export()
                 lease.require()
@@ -108,6 +113,14 @@ class _Process(Stages):
             return self._report("writing", message="it changed while it was being looked at")
         except LeaseLostError as lost:
             return self._report("leased", message=str(lost))
+
+    def _sweep(self) -> None:
+        """Remove what was exported of bytes that this step had before and that were never published."""
+        try:
+            sweep_superseded(self.ledger, self.key, self.workshop.leases)
+        except StorageError as error:
+            # It is only about space; whether storage works is for the next stage to find out.
+            _log.warning("files of an earlier save of %s could not be removed: %s", self.found.name, error)
 
     def _follow(self) -> StepReport:
         """The report of a published step, after one attempt at what follows if that is due."""

@@ -8,8 +8,9 @@ that it came second; a crash leaves either the whole record or none.
 Stages: ``seen`` (which listing has this fingerprint), ``validated``, ``test-loaded``, ``exported``,
 ``published``; ``failed-N`` for the N-th failed attempt at any of them (a failed stage is not a done one);
 ``after-due``, ``after-failed-N`` and ``after-done`` for what follows a publication (`tasks.after`);
-``trashed-N``, ``restored-N``, ``deleting`` and ``retired`` for retention (`tasks.retire`); ``alerted`` for
-the first problem told to people and ``alerted-<problem>`` for others, each with ``.try-N`` and
+``trashed-N``, ``restored-N``, ``deleting`` and ``retired`` for retention (`tasks.retire`); ``swept`` where
+unpublished files of bytes that were saved over were removed (`tasks.leftovers`); ``alerted`` for the
+first problem told to people and ``alerted-<problem>`` for others, each with ``.try-N`` and
 ``.outcome-N`` for its deliveries (`tasks.alert`). Under the step `RUN` stands what concerns the whole run.
 """
 
@@ -58,7 +59,7 @@ _ATTEMPTS = 3
 _RECORD = re.compile(
     r"(?P<step>[^/]+)/(?P<fingerprint>[0-9a-f]{64})/"
     r"(?P<stage>(?:seen|validated|test-loaded|exported|published|failed-[1-9]\d{0,5}"
-    r"|after-due|after-done|after-failed-[1-9]\d{0,5}|(?:trashed|restored)-[1-9]\d{0,5}|deleting|retired"
+    r"|after-due|after-done|after-failed-[1-9]\d{0,5}|(?:trashed|restored)-[1-9]\d{0,5}|deleting|retired|swept"
     r"|alerted(?:-[a-z][a-z-]*)?(?:\.(?:try|outcome)-\d{1,3})?))\.json",
     re.ASCII,
 )

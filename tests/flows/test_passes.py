@@ -12,7 +12,7 @@ from dcp.records import Records
 from dcp.storage import open_store
 from dcp.storage.http import HttpClient
 from flows.passes import survey_run
-from tasks.publish import current_alias, verify
+from tasks.publish import current_alias, publish_step, verify
 from tests.support import golden
 from tests.support.lifecycle import (
     OTHER_KEYS,
@@ -127,6 +127,37 @@ def test_a_resaved_step_goes_through_again_and_takes_latest(everywhere: Lifecycl
     assert alias is not None
     assert alias.fingerprint == second.fingerprint
     assert verify(str(first.published)).ok
+    assert outcomes(life.once(settings)) == {}
+
+
+def test_files_of_a_save_that_was_saved_over_before_its_publication_are_removed(
+    everywhere: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = everywhere
+    settings = life.settings()
+    life.save("step_1")
+
+    def overtaken(*args: Any, **kwargs: Any) -> Any:
+        life.save("step_1", OTHER_KEYS)
+        return publish_step(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flows.stages.publish_step", overtaken)
+        first = life.once(settings).steps[0]
+    assert first.problem == "torn"
+    left = f"step_1/{str(first.fingerprint)[:8]}/"
+    assert [o.name for o in life.published.objects() if o.name.startswith(left)] != []
+    second = life.once(settings).steps[0]
+    assert second.outcome == "published"
+    assert [o.name for o in life.published.objects() if o.name.startswith(left)] == []
+    [swept] = [key for key, stages in life.ledger.keys("step_1").items() if "swept" in stages]
+    assert swept.fingerprint == first.fingerprint
+    # What was published stays, whatever became of its manifest.
+    published = f"step_1/{str(second.fingerprint)[:8]}"
+    life.published.remove(f"{published}/manifest.json")
+    life.save("step_1")
+    assert life.once(settings).steps[0].outcome == "published"
+    assert f"{published}/checkpoint.pt" in {o.name for o in life.published.objects()}
     assert outcomes(life.once(settings)) == {}
 
 

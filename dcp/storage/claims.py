@@ -15,10 +15,8 @@ from threading import Event, Thread
 
 from dcp.errors import BusyError, ForbiddenError, NotFoundError, StorageError
 from dcp.storage.store import Held, Store
-from dcp.storage.uploads import is_abandoned, living_mark
+from dcp.storage.uploads import is_abandoned, is_bare, living_mark
 
-NAME = ".claim"
-"""How the names of claims begin."""
 EXPIRY = 180.0
 """Seconds without a sign of life after which another machine's writer is taken for dead.
 
@@ -39,7 +37,7 @@ def claim(inside: Store) -> Iterator[Held]:
     removed, and three requests every `BEAT`.
     """
     with living_mark() as mark:
-        own = _Claim(inside, f"{NAME}{mark}")
+        own = _Claim(inside, mark)
         done = Event()
         beating = Thread(target=own.renew, args=(done,), name="claim", daemon=True)
         try:
@@ -73,7 +71,6 @@ class _Claim:
                 time.sleep(_PAUSE)
 
     def _put(self) -> None:
-        # What a sweep takes for an upload's identity must not be empty.
         self._inside.replace(self.name, b"claimed\n")
 
     def _living_rivals(self) -> list[str]:
@@ -82,7 +79,7 @@ class _Claim:
         now = listed.get(self.name)
         living = []
         for name, modified in listed.items():
-            if name == self.name or not name.startswith(NAME):
+            if name == self.name or not is_bare(name):
                 continue
             if is_abandoned(name, modified, now=now, seconds=EXPIRY):
                 # It counts for nothing all the same.

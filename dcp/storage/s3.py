@@ -20,7 +20,7 @@ from dcp.storage.faults import retrying
 from dcp.storage.partial import TEMPORARY
 from dcp.storage.remote import RemoteStore
 from dcp.storage.store import Sink
-from dcp.storage.uploads import Pieces, Upload, is_abandoned, is_partial, require_same, uploading
+from dcp.storage.uploads import Pieces, Upload, is_abandoned, is_bare, is_partial, require_same, uploading
 
 _LONGEST_ID = 4096
 """Most bytes of an upload's identity."""
@@ -62,7 +62,11 @@ class S3Store(RemoteStore):
 
     def _sweep(self, folder: str, start: str) -> None:
         for name, modified in list(self._partial(folder, start)):
-            if is_abandoned(name, modified):
+            if not is_abandoned(name, modified):
+                continue
+            if is_bare(name.rpartition("/")[2]):
+                self.remove(name)
+            else:
                 head, _, last = name.rpartition(TEMPORARY)[0].rpartition("/")
                 self.withdraw(f"{head}/{last[1:]}" if head else last[1:], name)
 

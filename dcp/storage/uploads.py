@@ -212,6 +212,11 @@ def is_partial(name: str) -> bool:
     return TEMPORARY in name.rpartition("/")[2]
 
 
+def is_bare(name: str) -> bool:
+    """Whether a hidden object is of no upload: its name is a `mark` and nothing else."""
+    return _MARK.fullmatch(name) is not None
+
+
 def is_abandoned(
     name: str, modified: float | None, *, now: float | None = None, seconds: float = FOREIGN_SECONDS
 ) -> bool:

@@ -13,11 +13,10 @@ import pytest
 
 from dcp.errors import BusyError, ForbiddenError
 from dcp.storage import ObjectInfo, Store, claims, open_store
-from dcp.storage.claims import NAME
 from dcp.storage.gcs import GcsStore
 from dcp.storage.uploads import mark
 
-ELSEWHERE = f"{NAME}.partial-00000000-1-1-00000000"
+ELSEWHERE = ".partial-00000000-1-1-00000000"
 """What a process of another machine would write."""
 
 
@@ -56,6 +55,18 @@ def test_listings_do_not_show_it(store: Store) -> None:
     store.child("c").replace("file", b"x")
     with store.claimed("c"):
         assert [info.name for info in store.objects()] == ["c/file"]
+
+
+def test_uploads_are_no_claims(store: Store) -> None:
+    store.child("c").replace(f".file{ELSEWHERE}", b"an upload's identity")
+    with store.claimed("c"):
+        assert len(standing(store)) == 2
+    assert standing(store) == [f".file{ELSEWHERE}"]
+    store.child("c").replace(mark(), b"claimed\n")
+    store.child("c").sweep()
+    assert standing(store) == [f".file{ELSEWHERE}"], (
+        "what another machine's writer has begun a moment ago stays"
+    )
 
 
 def test_of_many_at_once_at_most_one_goes_on(store: Store) -> None:
@@ -216,8 +227,8 @@ class _Guarded(GcsStore):
 def test_with_few_rights(refused: set[str], gs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Guarded, "refused", frozenset(refused))
     inside = _Guarded(f"{gs_bucket}/c", {})
-    dead = f"{NAME}{mark()}"
-    inside.replace(dead, b"claimed\n")
+    # One whose writer is dead.
+    inside.replace(mark(), b"claimed\n")
     with claims.claim(inside) as held:
         held()
     if "unfinished" not in refused:

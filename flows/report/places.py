@@ -48,7 +48,8 @@ class Ranges:
     def countable(self) -> bool:
         """Whether a browser can count that far."""
         return all(
-            not len(each) or (int(each.min()) >= 0 and int(each.max()) < EXACT // 2)
+            # An end is the sum of two, and what is packed the difference of differences of ends.
+            not len(each) or (int(each.min()) >= 0 and int(each.max()) < EXACT // 4)
             for each in (self.begin, self.length)
         )
 

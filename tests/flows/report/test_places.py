@@ -43,7 +43,7 @@ def _out(places: Places, key: int, files: list[int]) -> list[tuple[int, int]] | 
 
 
 _CHUNKS = st.lists(
-    st.tuples(st.integers(-1, 3), st.integers(0, EXACT // 2 - 1), st.integers(0, EXACT // 2 - 1)), max_size=6
+    st.tuples(st.integers(-1, 3), st.integers(0, EXACT // 4 - 1), st.integers(0, EXACT // 4 - 1)), max_size=6
 )
 
 

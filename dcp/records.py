@@ -205,7 +205,8 @@ class Records:
         info = self.objects.get(record.path)
         if info is None:
             raise fault(entry, record, "its file does not exist", code="files.missing")
-        if record.offset < 0 or record.length <= 0:
+        empty = chunk is not None and not chunk.box.volume
+        if record.offset < 0 or record.length < (0 if empty else 1):
             raise fault(entry, record, "its byte range makes no sense", code="records.out-of-bounds")
         if record.end > info.size:
             raise fault(

@@ -1,18 +1,25 @@
-"""Records of tensor subclasses, as quantized weights: intact, and yet no plain tensor's bytes.
+"""Records of tensor subclasses and quantized tensors: intact, and yet no plain tensor's bytes.
 
-Such a record holds what the class was made of. Its size says nothing of the shape in the index, so it must
-not be taken for one that was cut off; nor can it be read as the tensor without running the class.
+Such a record holds what the tensor was made of. Its size says nothing of the shape in the index, so it must
+not be taken for one that was cut off; nor can it be read as the tensor without running its class.
 """
 
 from __future__ import annotations
 
+from dcp.archive import Archive
+from dcp.checks.tiling import short_records
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, finding
 from dcp.index import ObjectEntry, TensorEntry
 from dcp.pickles.nodes import Reduce
+from dcp.record import Record
 from dcp.records import Records
 
-_MAKERS = {"torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_wrapper_subclass"}
+_MAKERS = {
+    "torch._tensor._rebuild_from_type_v2",
+    "torch._utils._rebuild_wrapper_subclass",
+    "torch._utils._rebuild_qtensor",
+}
 
 
 def is_subclass(records: Records, entry: TensorEntry) -> bool:
@@ -22,17 +29,25 @@ def is_subclass(records: Records, entry: TensorEntry) -> bool:
         StorageError: the store failed.
     """
     return len(entry.chunks) > 0 and all(
-        chunk.record is not None and _holds_subclass(records, ObjectEntry(entry.key, chunk.record))
-        for chunk in entry.chunks
+        subclass_archive(records, entry.key, chunk.record) is not None for chunk in entry.chunks
     )
 
 
-def _holds_subclass(records: Records, entry: ObjectEntry) -> bool:
+def looks_like_subclass(records: Records, entry: TensorEntry) -> bool:
+    """As `is_subclass`, at no cost for tensors whose records are as long as plain ones."""
+    suspicious = entry.dtype.startswith("q") or any(True for _ in short_records(entry))
+    return suspicious and is_subclass(records, entry)
+
+
+def subclass_archive(records: Records, key: str, record: Record | None) -> Archive | None:
+    """The record of a chunk, if it is a whole archive of an instance of a subclass."""
+    if record is None:
+        return None
     try:
-        value = records.read_object(entry).value
+        archive = records.read_object(ObjectEntry(key, record))
     except CheckpointError:
-        return False
-    return isinstance(value, Reduce) and str(value.func) in _MAKERS
+        return None
+    return archive if isinstance(archive.value, Reduce) and str(archive.value.func) in _MAKERS else None
 
 
 def unchecked(entry: TensorEntry) -> Finding:

@@ -14,8 +14,8 @@ from typing import Any, get_args
 from dcp.checkpoint import Checkpoint, Survey, open_checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
 from dcp.checks.paths import check_paths
-from dcp.checks.subclasses import is_subclass
-from dcp.checks.tiling import check_tensor, short_records
+from dcp.checks.subclasses import looks_like_subclass
+from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import NotLoadableError, ResourceError, UsageError
 from dcp.exporting import machine
@@ -256,11 +256,7 @@ def _plain(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> tuple[list[Sel
     left_out: list[Finding] = []
     for item in chosen:
         entry = item.entry
-        if (
-            isinstance(entry, TensorEntry)
-            and any(True for _ in short_records(entry))
-            and is_subclass(records, entry)
-        ):
+        if isinstance(entry, TensorEntry) and looks_like_subclass(records, entry):
             left_out.append(
                 finding(
                     "export.skipped-object",

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
-from dcp.checks.subclasses import is_subclass, unchecked
-from dcp.checks.tiling import check_tensor, short_records
+from dcp.checks.subclasses import looks_like_subclass, unchecked
+from dcp.checks.tiling import check_tensor
 from dcp.errors import NotLoadableError
 from dcp.findings import Code, Finding, finding
 from dcp.index import CheckpointIndex, Entry, TensorEntry
@@ -87,7 +87,7 @@ def require_fit(layouts: Sequence[Layout], entries: Iterable[TensorEntry]) -> No
 
 
 def _problems(records: Records, entry: TensorEntry) -> list[Finding]:
-    if any(True for _ in short_records(entry)) and is_subclass(records, entry):
+    if looks_like_subclass(records, entry):
         return [unchecked(entry)]
     if entry.dtype.startswith("q"):
         message = f"{entry.key} is quantised ({entry.dtype}): a plain tensor of that type cannot be made"

@@ -28,6 +28,7 @@ from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.index import ObjectEntry, TensorEntry
 from dcp.load.bits import Bits, bits_of, part
+from dcp.load.foreign import load_foreign
 from dcp.load.metadata import chunk_number, torch_metadata
 from dcp.load.needs import ChunkNeed, Need, ObjectNeed
 from dcp.load.objects import Refused, refusal, refused
@@ -36,6 +37,7 @@ from dcp.load.pull import Pull
 from dcp.load.regions import spans
 from dcp.load.requests import GAP, GROUP, REQUEST
 from dcp.pickles.scan import Allowance
+from dcp.records import Records
 from dcp.storage import normalise_url, open_store, require_options, require_protocol
 
 _Work = tuple[ReadItem, Need]
@@ -176,6 +178,8 @@ class BucketReader(StorageReader):
         work.sort(key=_position)
         pull.locate(need for _, need in work)
         left = Counter(id(item) for item, _ in work)
+        records = Records(pull.source, checkpoint.objects)
+        foreign: set[int] = set()
         targets: dict[int, torch.Tensor] = {}
         groups = list(_grouped(work))
         answers = pull.groups([need for _, need in group] for group in groups)
@@ -183,8 +187,16 @@ class BucketReader(StorageReader):
         for group in groups:
             _, got = next(answers)
             for (item, need), value in zip(group, got, strict=True):
+                if id(item) in foreign:
+                    continue
                 if isinstance(value, CheckpointError):
-                    raise value
+                    if isinstance(need, ObjectNeed):
+                        raise value
+                    objects.give()
+                    if not load_foreign(records, planner, item, need.entry, need.chunk):
+                        raise value
+                    foreign.add(id(item))
+                    continue
                 if isinstance(need, ObjectNeed):
                     assert isinstance(value, Archive)
                     objects.take(item, need.entry, value)
@@ -270,6 +282,7 @@ def target_of(planner: LoadPlanner, item: ReadItem) -> torch.Tensor:
 
     Raises:
         CheckpointError: ``keys.shape``; its shape is not what the item asks for.
+        UsageError: several of its elements are one.
     """
     target = planner.resolve_tensor(item).detach()
     if target.size() != item.lengths:
@@ -280,6 +293,11 @@ def target_of(planner: LoadPlanner, item: ReadItem) -> torch.Tensor:
             key=item.dest_index.fqn,
             expected=list(item.lengths),
             actual=list(target.size()),
+        )
+    if any(step == 0 and size > 1 for step, size in zip(target.stride(), target.size(), strict=True)):
+        raise UsageError(
+            f"{item.dest_index.fqn}: elements of the tensor to load into share memory, as expand() makes "
+            "them; load into its contiguous()"
         )
     return target
 

@@ -138,3 +138,17 @@ def test_damage_is_told_and_is_never_the_same(
     report = dcp.diff(str(step), str(golden("torch_fsdp_tp_2x2")), values=True)
     assert not report.same
     assert {(f.code, f.key) for f in report.findings} == {("records.corrupt", entry.key)}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_tensors_are_compared_by_their_records(tmp_path: Path) -> None:
+    def quantized(scale: float) -> dict[str, Any]:
+        return {"q": torch.quantize_per_tensor(torch.arange(40.0).reshape(10, 4), scale, 0, torch.qint8)}
+
+    a, b, other = (save(tmp_path / name, quantized(s)) for name, s in (("a", 0.5), ("b", 0.5), ("c", 0.25)))
+    report = dcp.diff(a, b, values=True)
+    assert report.same
+    assert report.compared == 1
+    report = dcp.diff(a, other, values=True)
+    assert not report.same
+    assert [change.key for change in report.values or ()] == ["q"]

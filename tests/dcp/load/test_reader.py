@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.planner import ReadItem
 
 from dcp.checkpoint import open_checkpoint
@@ -19,6 +20,7 @@ from dcp.errors import CheckpointError, NotFoundError, NotLoadableError, RecordE
 from dcp.index import TensorEntry
 from dcp.load.reader import BucketReader
 from dcp.load.requests import REQUEST
+from dcp.validation import validate
 from tests.dcp.load.expectations import LOADABLE, Sabotage, expected_tensors, same_bits, save
 from tests.support.golden import Golden
 from tests.support.ranks import run_ranks
@@ -328,3 +330,90 @@ def test_what_a_checkpoint_id_may_be() -> None:
     assert BucketReader.validate_checkpoint_id(Path("step"))
     assert BucketReader.validate_checkpoint_id("memory://bucket/step")
     assert not BucketReader.validate_checkpoint_id("nosuchprotocol://bucket/step")
+
+
+def per_tensor(values: torch.Tensor) -> torch.Tensor:
+    return torch.quantize_per_tensor(values, 0.01, 3, torch.qint8)
+
+
+def per_channel(values: torch.Tensor, scale: float = 0.1) -> torch.Tensor:
+    scales, zeros = torch.full(values.shape[:1], scale, dtype=torch.float64), torch.zeros(len(values))
+    return torch.quantize_per_channel(values, scales, zeros.long(), 0, torch.quint8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("quantize", [per_tensor, per_channel])
+def test_quantized_tensors_load_as_upstream_loads_them(
+    tmp_path: Path, quantize: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    saved = {"q": quantize(torch.rand(30, 4)), "w": torch.rand(5)}
+    save(dict(saved), tmp_path / "step")
+    states = [{"q": quantize(torch.zeros(30, 4)), "w": torch.zeros(5)} for _ in range(2)]
+    load(states[0], BucketReader(str(tmp_path / "step")))
+    load(states[1], torch_checkpoint.FileSystemReader(tmp_path / "step"))
+    for state in states:
+        assert torch.equal(state["w"], saved["w"])
+        assert torch.equal(state["q"].int_repr(), saved["q"].int_repr())
+        assert torch.equal(state["q"].dequantize(), saved["q"].dequantize())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scales_are_loaded_too(tmp_path: Path) -> None:
+    saved = per_channel(torch.rand(3, 4))
+    save({"q": saved}, tmp_path / "step")
+    state = {"q": per_channel(torch.zeros(3, 4), scale=0.5)}
+    load(state, BucketReader(str(tmp_path / "step")))
+    assert torch.equal(state["q"].dequantize(), saved.dequantize())
+
+
+class Viewing(DefaultLoadPlanner):
+    """Gives views to load into, as for a shard of a tensor."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return super().resolve_tensor(read_item).detach()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scales_that_a_view_does_not_take_are_no_silent_change_of_values(tmp_path: Path) -> None:
+    save({"q": per_channel(torch.rand(3, 4))}, tmp_path / "step")
+    state = {"q": per_channel(torch.zeros(3, 4), scale=0.5)}
+    with pytest.raises((RecordError, CheckpointException), match="view with scales of its own"):
+        load(state, BucketReader(str(tmp_path / "step")), planner=Viewing())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_quantized_tensor_is_an_error(tmp_path: Path) -> None:
+    save({"q": per_tensor(torch.rand(30, 4))}, tmp_path / "step")
+    data = bytearray((tmp_path / "step" / "__0_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "step" / "__0_0.distcp").write_bytes(data)
+    with pytest.raises((RecordError, CheckpointException), match="q"):
+        load({"q": per_tensor(torch.rand(30, 4))}, BucketReader(str(tmp_path / "step")))
+
+
+def test_a_class_that_torch_does_not_know_is_named_with_what_to_do(
+    golden: Callable[[str], Path],
+) -> None:
+    with pytest.raises((RecordError, CheckpointException)) as caught:
+        load({"model.0.weight": torch.zeros(32, 32)}, BucketReader(str(golden("torch_torchao"))))
+    assert "model.0.weight" in str(caught.value)
+    assert "Import the library that defines the class" in str(caught.value)
+
+
+def test_a_target_whose_elements_share_memory_is_refused(tmp_path: Path) -> None:
+    save({"w": torch.rand(5, 3)}, tmp_path / "step")
+    with pytest.raises((UsageError, CheckpointException), match=r"w: elements .* share memory"):
+        load({"w": torch.zeros(1, 3).expand(5, 3)}, BucketReader(str(tmp_path / "step")))
+
+
+def test_an_empty_tensor_in_a_safetensors_file_is_no_damage(tmp_path: Path) -> None:
+    saved = {"a": torch.rand(3, 4), "b": torch.zeros(0, 3)}
+    writer = FileSystemWriter(tmp_path / "step", serialization_format=SerializationFormat.SAFETENSORS)
+    with warnings.catch_warnings(action="ignore"):
+        torch_checkpoint.save(dict(saved), storage_writer=writer, no_dist=True)
+    report = validate(str(tmp_path / "step"), scrub=True)
+    assert report.ok
+    assert not [found for found in report.findings if found.severity == "error"]
+    state = {"a": torch.zeros(3, 4), "b": torch.zeros(0, 3)}
+    load(state, BucketReader(str(tmp_path / "step")))
+    assert same_bits(state["a"], saved["a"])

@@ -249,6 +249,7 @@ def test_what_it_costs(gs_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(method)
         return call(self, method, path, *arguments, **options)  # type: ignore[arg-type]
 
+    monkeypatch.setattr(claims, "BEAT", 3600.0)
     store = open_store(gs_bucket)
     with ExitStack() as claimed:
         monkeypatch.setattr(HttpClient, "call", counted)

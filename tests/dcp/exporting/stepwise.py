@@ -48,14 +48,14 @@ def trace(step):
 def one_by_one(writer, count):
     return [writer(number) for number in range(count)]
 
-def run(url, dest, size, sharded, step, wait):
+def run(url, dest, size, sharded, step, hold):
     if step:
         trace(at_step(step))
-    seen = []
     def progress(done, total):
-        if wait and not seen:
-            seen.append(done)
-            time.sleep(wait)
+        if hold:
+            open(hold + ".reached", "w").close()
+        while hold and os.path.exists(hold):
+            time.sleep(0.02)
     if sharded:
         arguments = {"max_shard_size": size}
         return export_in_shards(url, dest, arguments, one_by_one, options={}, dest_options={})
@@ -98,11 +98,11 @@ class Exporter:
         Args:
             url, dest: of `dcp.export`.
             size: bytes of tensors in a shard.
-            how: ``sharded``, the ``step`` at which it is killed, counted from 1, and how many seconds it is
-                to ``wait`` in the middle.
+            how: ``sharded``, the ``step`` at which it is killed, counted from 1, and the path of a file to
+                ``hold`` it: in the middle it makes ``hold.reached``, and waits while ``hold`` exists.
         """
         assert self._process.stdin is not None
-        request = {"sharded": False, "step": 0, "wait": 0.0, **how, "url": url, "dest": dest, "size": size}
+        request = {"sharded": False, "step": 0, "hold": "", **how, "url": url, "dest": dest, "size": size}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
 

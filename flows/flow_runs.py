@@ -21,6 +21,7 @@ from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterDeploymentId,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
@@ -165,6 +166,33 @@ def unfinished_keys(flow: str, deployment: str, most: int) -> set[str]:
             if len(page) < _PAGE:
                 break
     return found
+
+
+def end_orphans(flow: str) -> list[str]:
+    """End the runs of ``flow`` within other runs that have ended: killed with those, they ran no more.
+
+    Prefect ends a run whose process was killed, and leaves the runs within it as they were. Their names.
+    """
+    ended = []
+    with get_client(sync_client=True) as client:
+        running = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
+                deployment_id=FlowRunFilterDeploymentId(is_null_=True),
+            ),
+            limit=_PAGE,
+        )
+        for run in running:
+            if run.parent_task_run_id is None:
+                continue
+            parent = client.read_task_run(run.parent_task_run_id).flow_run_id
+            state = client.read_flow_run(parent).state if parent else None
+            if state is not None and state.is_final():
+                why = Crashed(message="the run that it was part of has ended")
+                client.set_flow_run_state(run.id, why, force=True)
+                ended.append(run.name)
+    return ended
 
 
 def declare_crashed(run: FlowRun, why: str) -> FlowRun:

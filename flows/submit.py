@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import FlowRun
 
 from dcp.checkpoint import Survey, survey
 from dcp.errors import NotFoundError
+from dcp.sizes import human_bytes
 from dcp.storage import join_url
 from flows.flow_runs import declare_crashed, killed_for_memory, start_run, state_text, unfinished_keys
 from flows.settings import LifecycleSettings, RunSettings
@@ -100,7 +101,11 @@ class Submitter:
         if killed_for_memory(flow_run):
             limits = [int(pool.memory) for pool in self._pools if pool.name == flow_run.work_pool_name]
             what += "was killed, most likely for its memory (exit 137)"
-            what += f"; {limits[0]} bytes are allowed on the pool {flow_run.work_pool_name}" if limits else ""
+            what += (
+                f"; {human_bytes(limits[0])} are allowed on the pool {flow_run.work_pool_name}"
+                if limits
+                else ""
+            )
             what += "; raise the pool's memory, or lower the run's memory_budget; it "
         return Failure(
             stage=stage,

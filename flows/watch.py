@@ -10,12 +10,13 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault
+from flows.flow_runs import end_orphans
 from flows.passes import PassReport, run_pass, watch_once
 from flows.prefect_faults import prefect_answers
 from flows.prefect_server import start_server
 from flows.process import process_in_flow
 from flows.settings import DEFAULT_FILE, LifecycleSettings, RunSettings, load_settings
-from flows.submit import Submitter
+from flows.submit import FLOW, Submitter
 from flows.workshop import StepReport
 from tasks.prefect_tasks import emit, spare_tracebacks
 
@@ -46,6 +47,8 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
         return process_in_flow(settings, run.name, step)
 
     queue = settings.deploy.steps == "runs"
+    for name in end_orphans(FLOW):
+        get_run_logger().info("ended the run %s, left by a pass that was killed", name)
     report = run_pass(settings, Submitter(settings) if queue else process, emit=emit)
     logger = get_run_logger()
     spare_tracebacks()

@@ -189,7 +189,7 @@ def end_orphans(flow: str) -> list[str]:
             parent = client.read_task_run(run.parent_task_run_id).flow_run_id
             state = client.read_flow_run(parent).state if parent else None
             if state is not None and state.is_final():
-                why = Crashed(message="the run that it was part of has ended")
+                why: State[Any] = Crashed(message="the run that it was part of has ended")
                 client.set_flow_run_state(run.id, why, force=True)
                 ended.append(run.name)
     return ended

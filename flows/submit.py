@@ -101,11 +101,8 @@ class Submitter:
         if killed_for_memory(flow_run):
             limits = [int(pool.memory) for pool in self._pools if pool.name == flow_run.work_pool_name]
             what += "was killed, most likely for its memory (exit 137)"
-            what += (
-                f"; {human_bytes(limits[0])} are allowed on the pool {flow_run.work_pool_name}"
-                if limits
-                else ""
-            )
+            pool = flow_run.work_pool_name
+            what += f"; {human_bytes(limits[0])} are allowed on the pool {pool}" if limits else ""
             what += "; raise the pool's memory, or lower the run's memory_budget; it "
         return Failure(
             stage=stage,

@@ -6,7 +6,8 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,16 +57,21 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(extra or {})}
 
 
-def kill_one(
-    life: Lifecycle,
-    settings: LifecycleSettings,
-    victim: Victim,
-    chance: random.Random,
-    *,
-    longest: float = 0.6,
-    extra: Mapping[str, str] | None = None,
-) -> None:
-    """Start a worker, end it by SIGKILL at a random moment, and look at what it left."""
+def undisturbed(
+    settings: LifecycleSettings, victim: Victim, *, extra: Mapping[str, str] | None = None
+) -> float:
+    """Seconds that a worker takes which nobody kills, from where it is ready."""
+    with _worker(settings, victim, extra) as worker:
+        started = time.monotonic()
+        worker.wait(timeout=600)
+        return time.monotonic() - started
+
+
+@contextmanager
+def _worker(
+    settings: LifecycleSettings, victim: Victim, extra: Mapping[str, str] | None
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """A worker that is ready, and killed at the end of the block."""
     worker = subprocess.Popen(
         [sys.executable, "-c", _CODE[victim], str(settings.file)],
         env=environment(extra),
@@ -75,15 +81,30 @@ def kill_one(
     assert worker.stdout is not None
     try:
         worker.stdout.readline()
-        if victim == "export":
-            _wait_for_export(life, worker)
-            time.sleep(chance.uniform(0.0, 0.01))
-        else:
-            time.sleep(chance.uniform(0.0, longest))
+        yield worker
     finally:
         worker.kill()
         worker.wait(timeout=60)
         worker.stdout.close()
+
+
+def kill_one(
+    life: Lifecycle,
+    settings: LifecycleSettings,
+    victim: Victim,
+    chance: random.Random,
+    *,
+    longest: float = 0.6,
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """Start a worker, end it by SIGKILL within `longest` seconds, and look at what it left."""
+    with _worker(settings, victim, extra) as worker:
+        if victim == "export":
+            _wait_for_export(life, worker)
+            # Most exports are over in a few milliseconds, but the worker is to get beyond the first one.
+            time.sleep(longest * chance.random() ** 6)
+        else:
+            time.sleep(chance.uniform(0.0, longest))
     # Whatever looks published is whole at any moment.
     for name in manifests(life):
         report = verify(f"{life.published.url}/{name}")

@@ -1,7 +1,6 @@
 """Alerts: once for each problem of each step's bytes, sent again only where a sender failed or vanished."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 
@@ -25,6 +24,7 @@ from tasks.sinks import sink_name
 from tasks.snapshot import take_snapshot
 from tasks.text import plain
 from tests.support.lifecycle import CrashError, anywhere
+from tests.support.waiting import until
 from tests.support.web import QuietHandler, Sink, free_port, served, webhook
 from tests.tasks.test_ledger import race
 
@@ -52,13 +52,6 @@ def due(ledger: Ledger, *, later: float = 0.0, resend_after: float = 120.0) -> l
     return pending_deliveries(
         snapshot.of(KEY), lambda record: snapshot.summary(KEY, record), ledger.clock() + later, resend_after
     )
-
-
-def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_each_problem_is_told_once(ledger: Ledger, sink: Sink) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 
 from dcp.checkpoint import Checkpoint, is_data_file
 from dcp.checks.uses import FileUse, Placed, uses
@@ -18,6 +19,8 @@ from dcp.record import Record
 from dcp.safetensors_file import is_safetensors
 from dcp.storage import is_safe_name
 
+_HEADERS = 16
+"""Places of a file that are looked at for a safetensors file; writers make one."""
 NEWER_SECONDS = 300.0
 """How much newer than the index a data file may be before the step counts as torn."""
 
@@ -168,9 +171,17 @@ def _overlaps(checkpoint: Checkpoint, path: str, placed: list[Placed]) -> Iterat
             clashes.append((furthest, item))
         if furthest is None or item[0].end > furthest[0].end:
             furthest = item
-    if not clashes or is_safetensors(checkpoint.store, checkpoint.objects[path], placed[0][0].offset):
-        return
+    # All tensors of a safetensors file are recorded where it begins, which may be behind objects.
+    shared = {second.offset for (first, _), (second, _) in clashes if first.offset == second.offset}
+    info = checkpoint.objects[path]
+    headers = {
+        offset
+        for offset in islice(sorted(shared), _HEADERS)
+        if is_safetensors(checkpoint.store, info, offset)
+    }
     for (first, key), (second, other) in clashes:
+        if first.offset == second.offset and second.offset in headers:
+            continue
         yield finding(
             "records.overlap",
             f"{key} and {other} claim the same bytes of {path}, from {second.offset}",

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.optimizer import is_optimizer_state
+from dcp.checks.sound import is_sound
 from dcp.checks.subclasses import is_subclass, unchecked
 from dcp.checks.values import LOOKED_AT, MEASURED, Health, measure
 from dcp.errors import CheckpointError
@@ -270,14 +271,18 @@ def judge_object(entry: ObjectEntry, pickle: bytes, allow: Allowance | None) -> 
 
 
 def _readable(entry: TensorEntry) -> Iterable[TensorEntry]:
-    """The tensor, if its chunks tile it; otherwise each chunk as a tensor of its own."""
+    """The tensor, if its chunks tile it; otherwise each chunk as a tensor of its own.
+
+    What no records could hold is not read: its tiling tells of it.
+    """
     if check_tiling(entry.shape, entry.chunks.boxes, limit=1).ok:
-        return (entry,)
-    return (
+        return filter(is_sound, (entry,))
+    parts = (
         _Part(entry.key, entry.dtype, box.sizes, Chunks((Box((0,) * len(box.sizes), box.sizes),), (record,)))
         for box, record in zip(entry.chunks.boxes, entry.chunks.records, strict=True)
         if len(box.sizes) == len(box.offsets) and min(box.sizes, default=0) >= 0
     )
+    return filter(is_sound, parts)
 
 
 class _Part(TensorEntry):

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dcp.boxes import Box, in_bounds
-from dcp.columns import BoxColumns, RecordColumns
+from dcp.boxes import Box
+from dcp.columns import RecordColumns
 from dcp.dtypes import ITEMSIZE
 from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout
@@ -25,10 +25,6 @@ BATCH = 32 << 20
 """Most bytes of a batch, where the memory budget would allow more: small ones stay in the cache."""
 SLICE = 20_000
 """Most chunks and bands that are planned at once. Each takes a few KiB in plans, with all ranks."""
-_CLAIM = 8
-"""How many times larger than its records a tensor may say it is: work is not given to larger ones."""
-_INFLATION = 1 << 16
-"""The same for compressed records; zstd stays below it even on zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +62,6 @@ class Batch:
     def needs(self) -> list[Need]:
         """Everything to be read, in the order of `bands` and then of `objects`."""
         return [*(item.need for band in self.bands for item in band.needs), *self.objects]
-
-
-def is_sound(entry: TensorEntry) -> bool:
-    """Whether the chunks lie inside the tensor and their records are not absurdly small for it.
-
-    What an index says is not believed as far as to give work to a tensor of 10**18 elements.
-    """
-    boxes, records = entry.chunks.boxes, entry.chunks.records
-    if isinstance(records, RecordColumns):
-        claims = [_claim(transforms) for _, transforms in records.places]
-        capacity = records.capacity(claims)
-    else:
-        capacity = sum(r.length * _claim(r.transforms) for r in records if r is not None)
-    if entry.nbytes > capacity:
-        return False
-    if isinstance(boxes, BoxColumns):
-        return boxes.all_within(entry.shape)
-    return all(in_bounds(entry.shape, box) for box in boxes)
-
-
-def _claim(transforms: tuple[str, ...]) -> int:
-    return _INFLATION if transforms else _CLAIM
 
 
 def bytes_of(index: CheckpointIndex) -> int:

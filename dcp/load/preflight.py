@@ -10,13 +10,13 @@ from dataclasses import replace
 
 from dcp.checkpoint import Checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
+from dcp.checks.sound import is_sound
 from dcp.checks.subclasses import looks_like_subclass, unchecked
 from dcp.checks.tiling import check_tensor
 from dcp.errors import NotLoadableError
 from dcp.findings import Code, Finding, finding
-from dcp.index import CheckpointIndex, Entry, TensorEntry
+from dcp.index import CheckpointIndex, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout
-from dcp.load.batches import is_sound
 from dcp.records import Records
 
 _ABSENT: frozenset[Code] = frozenset(
@@ -67,7 +67,7 @@ def preflight(checkpoint: Checkpoint, *, copied: bool = False) -> tuple[Checkpoi
     records = Records(checkpoint.store, checkpoint.objects)
     kept: dict[str, Entry] = {}
     for entry in checkpoint.index.entries.values():
-        problems = _problems(records, entry) if isinstance(entry, TensorEntry) else []
+        problems = _problems(records, entry)
         findings += problems
         if not problems:
             kept[entry.key] = entry
@@ -86,7 +86,9 @@ def require_fit(layouts: Sequence[Layout], entries: Iterable[TensorEntry]) -> No
             layout.require_fit(entry.shape, entry.key)
 
 
-def _problems(records: Records, entry: TensorEntry) -> list[Finding]:
+def _problems(records: Records, entry: Entry) -> list[Finding]:
+    if isinstance(entry, ObjectEntry):
+        return [] if is_sound(entry) else [_impossible(entry, "its record is larger than any file")]
     if looks_like_subclass(records, entry):
         return [unchecked(entry)]
     if entry.dtype.startswith("q"):
@@ -94,11 +96,9 @@ def _problems(records: Records, entry: TensorEntry) -> list[Finding]:
         return [finding("metadata.unsupported", message, key=entry.key)]
     if is_sound(entry):
         return []
-    return [*check_tensor(entry)] or [
-        finding(
-            "records.mismatch",
-            f"{entry.key} takes {entry.nbytes} bytes, far more than its records can hold",
-            key=entry.key,
-            expected=entry.nbytes,
-        )
-    ]
+    why = f"it takes {entry.nbytes} bytes, which its records cannot be"
+    return [*check_tensor(entry)] or [_impossible(entry, why)]
+
+
+def _impossible(entry: Entry, why: str) -> Finding:
+    return finding("records.mismatch", f"{entry.key}: {why}", key=entry.key)

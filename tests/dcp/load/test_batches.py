@@ -2,7 +2,6 @@
 
 from math import prod
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ from dcp.boxes import Box, check_tiling
 from dcp.dtypes import ITEMSIZE
 from dcp.index import CheckpointIndex, Chunk, Chunks, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout, shard
-from dcp.load.batches import BAND, batches, bytes_of, cut, is_sound, slices
+from dcp.load.batches import BAND, batches, bytes_of, cut, slices
 from dcp.load.regions import moved
 from dcp.record import Record
 
@@ -99,18 +98,3 @@ def test_slices_follow_the_files_and_count_bands() -> None:
     assert [list(part.entries) for part in slices(index, 10)] == [["a", "c", "b"]]
     assert [list(part.entries) for part in slices(index, 5)] == [["a", "c"], ["b"]]
     assert [list(part.entries) for part in slices(index, 4)] == [["a"], ["c"], ["b"]]
-
-
-@pytest.mark.parametrize(
-    ("chunk", "record", "sound"),
-    [
-        (Box((0,), (1000,)), Record("f", 0, 5000), True),
-        (Box((0,), (1000,)), Record("f", 0, 400), False),
-        (Box((0,), (1000,)), Record("f", 0, 400, ("stream.zstd/1",)), True),
-        (Box((1,), (1000,)), Record("f", 0, 5000), False),
-        (Box((0, 0), (1000, 1)), Record("f", 0, 5000), False),
-        (Box((0,), (1000,)), None, False),
-    ],
-)
-def test_what_is_sound(chunk: Box, record: Record | None, sound: bool) -> None:
-    assert is_sound(TensorEntry("w", "float32", (1000,), Chunks.of([Chunk(chunk, record)]))) == sound

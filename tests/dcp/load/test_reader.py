@@ -406,14 +406,19 @@ def test_a_target_whose_elements_share_memory_is_refused(tmp_path: Path) -> None
         load({"w": torch.zeros(1, 3).expand(5, 3)}, BucketReader(str(tmp_path / "step")))
 
 
-def test_an_empty_tensor_in_a_safetensors_file_is_no_damage(tmp_path: Path) -> None:
-    saved = {"a": torch.rand(3, 4), "b": torch.zeros(0, 3)}
+@pytest.mark.parametrize(
+    "objects", [{}, {"o": [1, 2]}, {"o": [1, 2], "p": "x" * 5000}], ids=["none", "one", "two"]
+)
+def test_safetensors_files_with_empty_tensors_and_objects_are_no_damage(
+    tmp_path: Path, objects: dict[str, Any]
+) -> None:
+    saved = {"a": torch.rand(300, 4), "b": torch.zeros(0, 3), "c": torch.ones(2).half(), "d": torch.rand(5)}
     writer = FileSystemWriter(tmp_path / "step", serialization_format=SerializationFormat.SAFETENSORS)
     with warnings.catch_warnings(action="ignore"):
-        torch_checkpoint.save(dict(saved), storage_writer=writer, no_dist=True)
+        torch_checkpoint.save({**saved, **objects}, storage_writer=writer, no_dist=True)
     report = validate(str(tmp_path / "step"), scrub=True)
     assert report.ok
     assert not [found for found in report.findings if found.severity == "error"]
-    state = {"a": torch.zeros(3, 4), "b": torch.zeros(0, 3)}
+    state = {key: torch.zeros_like(value) for key, value in saved.items()}
     load(state, BucketReader(str(tmp_path / "step")))
-    assert same_bits(state["a"], saved["a"])
+    assert all(same_bits(state[key], value) for key, value in saved.items())

@@ -504,3 +504,22 @@ def test_what_a_caller_gave_wrong_is_said(tmp_path: Path) -> None:
             load_test(remote, **given)
     [layout] = dcp.forecast(path, layouts=["tp=2"], tp_rules={"w": "row"}).layouts
     assert layout.ranks == 2
+
+
+@pytest.mark.parametrize("absurd", ["length", "shape", "object"])
+def test_absurd_numbers_in_an_index_are_damage_and_no_internal_error(tmp_path: Path, absurd: str) -> None:
+    save({"w": torch.rand(40, 10), "v": torch.rand(40, 10), "o": [1]}, tmp_path / "step")
+    index = pickle.loads((tmp_path / "step" / ".metadata").read_bytes())
+    if absurd == "shape":
+        entry, size = index.state_dict_metadata["w"], torch.Size((1 << 62, 1 << 62))
+        entry.size, entry.chunks = size, [dataclasses.replace(entry.chunks[0], sizes=size)]
+    else:
+        key = "w" if absurd == "length" else "o"
+        [place] = [place for place in index.storage_data if place.fqn == key]
+        index.storage_data[place] = dataclasses.replace(index.storage_data[place], length=1 << 200)
+    (tmp_path / "step" / ".metadata").write_bytes(pickle.dumps(index))
+    report = load_test(str(tmp_path / "step"), ["fsdp=2"])
+    assert not report.ok
+    assert ("o" if absurd == "object" else "w") in {found.key for found in report.layouts[0].findings}
+    scrubbed = dcp.validate(str(tmp_path / "step"), scrub=True)
+    assert not scrubbed.ok

@@ -156,7 +156,8 @@ def test_record_ranges(step: Path, tmp_path: Path) -> None:
     cases: list[tuple[str, Callable[[Any], None]]] = [
         ("records.out-of-bounds", lambda m: set_info(m, offset=-5)),
         ("records.out-of-bounds", lambda m: set_info(m, offset=10**12)),
-        ("records.out-of-bounds", lambda m: set_info(m, length=0)),
+        ("records.out-of-bounds", lambda m: set_info(m, length=-1)),
+        ("records.mismatch", lambda m: set_info(m, length=0)),
         ("records.overlap", lambda m: set_info(m, offset=0)),
         ("records.mismatch", lambda m: set_info(m, length=3)),
         ("records.missing", lambda m: m.storage_data.popitem()),

@@ -287,16 +287,7 @@ class Records:
         stored = self._safetensors[place].get(entry.key)
         if stored is None:
             raise fault(entry, record, "the safetensors file does not hold it", code="records.missing")
-        if (stored.dtype, stored.shape) != (entry.dtype, chunk.box.sizes):
-            raise fault(
-                entry,
-                record,
-                f"the file holds {stored.dtype} {list(stored.shape)}, the index says {entry.dtype} "
-                f"{list(chunk.box.sizes)}",
-                chunk=chunk,
-                code="records.mismatch",
-                facts=_disagreement(entry, chunk, stored.dtype, stored.shape),
-            )
+        _require(entry, chunk, record, stored)
         return Located(entry, chunk, record.path, stored.start, nbytes, direct=True, checkable=False)
 
     def _read_direct(self, located: Located) -> bytes:
@@ -379,7 +370,8 @@ def _read_tensor(value: Value) -> TensorNode:
     return tensor
 
 
-def _require(entry: TensorEntry, chunk: Chunk, record: Record, tensor: TensorNode) -> None:
+def _require(entry: TensorEntry, chunk: Chunk, record: Record, tensor: TensorNode | Stored) -> None:
+    """Hold what a record says of itself against the index."""
     if (tensor.dtype, tensor.shape) != (entry.dtype, chunk.box.sizes):
         raise fault(
             entry,

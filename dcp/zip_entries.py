@@ -15,16 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dcp.errors import RecordError
+from dcp.zip_format import CENTRAL, DESCRIPTOR, END, END64, LOCAL, LOCATOR64, STREAMED, UTF8, WIDE
 
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
-_END = struct.Struct("<4sHHHHIIH")
-_END64 = struct.Struct("<4sQHHIIQQQQ")
-_LOCATOR64 = struct.Struct("<4sIQI")
-_DESCRIPTOR = b"PK\x07\x08"
-_STREAMED = 0x0008
-_UTF8 = 0x0800
-_WIDE = 0xFFFFFFFF
 _VERSIONS = frozenset({"version", ".data/version"})
 DESCRIPTOR_MAX = 24
 """Most bytes a data descriptor takes."""
@@ -57,15 +49,15 @@ def front_entries(head: bytes) -> Iterator[Entry]:
     The last one yielded may have no size: its content goes on beyond ``head``.
     """
     position = 0
-    while len(head) >= position + _LOCAL.size and is_zip(head[position : position + 4]):
-        fields = _LOCAL.unpack_from(head, position)
+    while len(head) >= position + LOCAL.size and is_zip(head[position : position + 4]):
+        fields = LOCAL.unpack_from(head, position)
         flags, method, crc, size = fields[2], fields[3], fields[6], fields[8]
-        name_start = position + _LOCAL.size
+        name_start = position + LOCAL.size
         start = name_start + fields[9] + fields[10]
         name = _name(head[name_start : name_start + fields[9]])
         if method != 0:
             raise RecordError(f"entry {name} is compressed; torch stores entries as they are")
-        if not flags & _STREAMED:
+        if not flags & STREAMED:
             yield Entry(name, position, start, size, crc)
             position = start + size
             continue
@@ -80,20 +72,20 @@ def front_entries(head: bytes) -> Iterator[Entry]:
 
 def _find_descriptor(head: bytes, start: int) -> tuple[int, int, int] | None:
     """(size, crc, descriptor width) of the streamed entry at ``start``, recognised by its own size."""
-    at = head.find(_DESCRIPTOR, start)
+    at = head.find(DESCRIPTOR, start)
     while at >= 0:
         found = descriptor(head[at : at + DESCRIPTOR_MAX], at - start)
         if found is not None:
             return at - start, *found
-        at = head.find(_DESCRIPTOR, at + 1)
+        at = head.find(DESCRIPTOR, at + 1)
     return None
 
 
 def descriptor(data: bytes, size: int) -> tuple[int, int] | None:
     """(crc, width in bytes) if ``data`` begins with the data descriptor of a ``size``-byte entry."""
-    if data[:4] != _DESCRIPTOR:
+    if data[:4] != DESCRIPTOR:
         return None
-    if len(data) >= 16 and size < _WIDE:
+    if len(data) >= 16 and size < WIDE:
         crc, packed, plain = struct.unpack_from("<III", data, 4)
         if packed == plain == size:
             return crc, 16
@@ -144,7 +136,7 @@ def check_rest(rest: bytes, start: int, front: Mapping[str, Entry]) -> None:
         if has_crc and entry.start >= start and entry.size is not None:
             actual = isal_zlib.crc32(window.content(entry.start, entry.size))
             behind = window.content(entry.start + entry.size, 4)
-            if actual != entry.crc32 or (behind == _DESCRIPTOR and not window.describes(entry)):
+            if actual != entry.crc32 or (behind == DESCRIPTOR and not window.describes(entry)):
                 raise RecordError(f"the CRC of entry {entry.name} is wrong", code="records.corrupt")
 
 
@@ -186,9 +178,9 @@ def _directory(window: _Window, front: Mapping[str, Entry] | None = None) -> Ite
     roots: set[bytes] = set()
     names: set[str] = set()
     for _ in range(count):
-        fields = window.unpack(_CENTRAL, at)
-        _require(fields[0] == b"PK\x01\x02" and fields[13] == 0 and not fields[3] & ~(_STREAMED | _UTF8))
-        name_at = at + _CENTRAL.size
+        fields = window.unpack(CENTRAL, at)
+        _require(fields[0] == b"PK\x01\x02" and fields[13] == 0 and not fields[3] & ~(STREAMED | UTF8))
+        name_at = at + CENTRAL.size
         raw = bytes(window.content(name_at, fields[10]))
         roots.add(raw.partition(b"/")[0])
         name = _name(raw)
@@ -203,10 +195,10 @@ def _directory(window: _Window, front: Mapping[str, Entry] | None = None) -> Ite
             _require(known.header == header and known.size in (None, size), name)
             start = known.start
         else:
-            local = window.unpack(_LOCAL, header)
+            local = window.unpack(LOCAL, header)
             _require(local[0] == b"PK\x03\x04" and local[2] == fields[3], name)
-            _require(bytes(window.content(header + _LOCAL.size, local[9])) == raw, name)
-            start = header + _LOCAL.size + local[9] + local[10]
+            _require(bytes(window.content(header + LOCAL.size, local[9])) == raw, name)
+            start = header + LOCAL.size + local[9] + local[10]
         _require(packed == size and start + size <= directory_at, name)
         yield Entry(name, header, start, size, fields[7])
         at = name_at + fields[10] + fields[11] + fields[12]
@@ -216,19 +208,19 @@ def _directory(window: _Window, front: Mapping[str, Entry] | None = None) -> Ite
 
 def _directory_place(window: _Window) -> tuple[int, int, int]:
     """Number of entries, and where the central directory begins and ends."""
-    end_at = window.end - _END.size
-    signature, disk, first_disk, here, count, size, at, comment = window.unpack(_END, end_at)
+    end_at = window.end - END.size
+    signature, disk, first_disk, here, count, size, at, comment = window.unpack(END, end_at)
     _require(signature == b"PK\x05\x06" and disk == first_disk == comment == 0 and here == count)
-    locator_at = end_at - _LOCATOR64.size
+    locator_at = end_at - LOCATOR64.size
     if locator_at < window.base or bytes(window.content(locator_at, 4)) != b"PK\x06\x07":
         _require(at + size == end_at)
         return count, at, end_at
-    _, disk, end64_at, disks = window.unpack(_LOCATOR64, locator_at)
-    end64 = window.unpack(_END64, end64_at)
+    _, disk, end64_at, disks = window.unpack(LOCATOR64, locator_at)
+    end64 = window.unpack(END64, end64_at)
     _require(end64[0] == b"PK\x06\x06" and disk == end64[4] == end64[5] == 0 and disks == 1)
     wide_count, wide_size, wide_at = end64[7], end64[8], end64[9]
     _require(end64[6] == wide_count and wide_at + wide_size == end64_at)
-    _require(count in (wide_count, 0xFFFF) and size in (wide_size, _WIDE) and at in (wide_at, _WIDE))
+    _require(count in (wide_count, 0xFFFF) and size in (wide_size, WIDE) and at in (wide_at, WIDE))
     return wide_count, wide_at, end64_at
 
 
@@ -241,11 +233,11 @@ def _require(fact: bool, name: str | None = None) -> None:
 def _widen(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
     """A directory entry's numbers, from its zip64 field where the short ones are full."""
     at = 0
-    while _WIDE in (size, packed, header) and at + 4 <= len(extra):
+    while WIDE in (size, packed, header) and at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == 1 and at + 4 + length <= len(extra):
             values = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-            size, packed, header = (next(values, n) if n == _WIDE else n for n in (size, packed, header))
+            size, packed, header = (next(values, n) if n == WIDE else n for n in (size, packed, header))
             break
         at += 4 + length
     return size, packed, header

@@ -18,19 +18,11 @@ from isal import isal_zlib
 
 from dcp.errors import UsageError
 from dcp.exporting.serialization_id import MAX_RECORDS, combine, serialization_id
+from dcp.zip_format import CENTRAL, DESCRIPTOR, END, END64, LOCAL, LOCATOR64, STREAMED, UTF8, WIDE
 
 ALIGNMENT = 64
 """Every entry's content begins at a multiple of this many bytes."""
 
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
-_END64 = struct.Struct("<4sQHHIIQQQQ")
-_LOCATOR64 = struct.Struct("<4sIQI")
-_END = struct.Struct("<4sHHHHIIH")
-_DESCRIPTOR = b"PK\x07\x08"
-_WIDE = 0xFFFFFFFF
-_UTF8 = 0x0800
-_STREAMED = 0x0008
 _VERSION = b"3\n"
 _ID_LENGTH = 40
 
@@ -125,28 +117,28 @@ def plan_torch_file(
     for name, size in contents:
         name_size = prefix + len(name.encode())
         wide = _wide_size(size, position)
-        start = position + _LOCAL.size + name_size + wide + 4
+        start = position + LOCAL.size + name_size + wide + 4
         start += -start % ALIGNMENT
         end = start + size + (0 if size == 0 else 24 if wide else 16)
         entries.append(PlannedEntry(name, position, start, size, end))
-        directory += _CENTRAL.size + name_size + wide
+        directory += CENTRAL.size + name_size + wide
         position = end
-    if directory >= _WIDE:
+    if directory >= WIDE:
         raise UsageError("the archive's directory would exceed 4 GiB, which torch cannot write")
-    tail = directory + _END64.size + _LOCATOR64.size + _END.size
+    tail = directory + END64.size + LOCATOR64.size + END.size
     return TorchFilePlan(archive_name, tuple(entries), position + tail)
 
 
 def _wide_size(size: int, header: int) -> int:
     """Bytes of an entry's zip64 field."""
-    fields = (2 if size >= _WIDE else 0) + (1 if header >= _WIDE else 0)
+    fields = (2 if size >= WIDE else 0) + (1 if header >= WIDE else 0)
     return 4 + 8 * fields if fields else 0
 
 
 def _wide_field(entry: PlannedEntry, stored: int) -> bytes:
     """The zip64 field; ``stored`` is the compressed size it gives, as yet unknown in local headers."""
-    numbers = [entry.size, stored] if entry.size >= _WIDE else []
-    numbers += [entry.header] if entry.header >= _WIDE else []
+    numbers = [entry.size, stored] if entry.size >= WIDE else []
+    numbers += [entry.header] if entry.header >= WIDE else []
     return struct.pack(f"<HH{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
 
 
@@ -259,10 +251,10 @@ class TorchFileWriter:
     def _open(self, entry: PlannedEntry) -> None:
         name = self._prefix + entry.name.encode()
         wide = _wide_field(entry, 0)
-        padding = entry.start - entry.header - _LOCAL.size - len(name) - len(wide) - 4
+        padding = entry.start - entry.header - LOCAL.size - len(name) - len(wide) - 4
         filler = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
         extra = len(wide) + len(filler)
-        fixed = _LOCAL.pack(b"PK\x03\x04", 0, _flags(entry), 0, 0, 0, 0, 0, 0, len(name), extra)
+        fixed = LOCAL.pack(b"PK\x03\x04", 0, _flags(entry), 0, 0, 0, 0, 0, 0, len(name), extra)
         self._emit(fixed + name + wide + filler)
         self._note(name[:8])
         self._opened = True
@@ -270,16 +262,16 @@ class TorchFileWriter:
     def _close(self, entry: PlannedEntry) -> None:
         self._note(self._head)
         if entry.size:
-            sizes = "<QQ" if entry.size >= _WIDE or entry.header >= _WIDE else "<II"
-            descriptor = _DESCRIPTOR + self._crc.to_bytes(4, "little")
+            sizes = "<QQ" if entry.size >= WIDE or entry.header >= WIDE else "<II"
+            descriptor = DESCRIPTOR + self._crc.to_bytes(4, "little")
             self._emit(descriptor + struct.pack(sizes, entry.size, entry.size))
             self._note(descriptor)
         name = self._prefix + entry.name.encode()
         wide = _wide_field(entry, entry.size)
-        size = min(entry.size, _WIDE)
-        self._directory += _CENTRAL.pack(
+        size = min(entry.size, WIDE)
+        self._directory += CENTRAL.pack(
             *(b"PK\x01\x02", 0, 0, _flags(entry), 0, 0, 0, self._crc, size, size),
-            *(len(name), len(wide), 0, 0, 0, 0, min(entry.header, _WIDE)),
+            *(len(name), len(wide), 0, 0, 0, 0, min(entry.header, WIDE)),
         )
         self._directory += name + wide
         self._opened = False
@@ -292,7 +284,7 @@ class TorchFileWriter:
         torch takes the CRC from what it writes: any block that begins as a descriptor does counts as one,
         even if it is a storage's content or a name.
         """
-        if len(written) == 8 and written[:4] == _DESCRIPTOR:
+        if len(written) == 8 and written[:4] == DESCRIPTOR:
             self._combined_crc = combine(self._combined_crc, int.from_bytes(written[4:], "little"))
 
     def _end(self) -> None:
@@ -300,11 +292,11 @@ class TorchFileWriter:
         made_by, needed = 0x031E, 45
         self._emit(
             bytes(self._directory)
-            + _END64.pack(b"PK\x06\x06", _END64.size - 12, made_by, needed, 0, 0, count, count, size, start)
-            + _LOCATOR64.pack(b"PK\x06\x07", 0, start + size, 1)
-            + _END.pack(b"PK\x05\x06", 0, 0, *[min(count, 0xFFFF)] * 2, size, min(start, _WIDE), 0)
+            + END64.pack(b"PK\x06\x06", END64.size - 12, made_by, needed, 0, 0, count, count, size, start)
+            + LOCATOR64.pack(b"PK\x06\x07", 0, start + size, 1)
+            + END.pack(b"PK\x05\x06", 0, 0, *[min(count, 0xFFFF)] * 2, size, min(start, WIDE), 0)
         )
 
 
 def _flags(entry: PlannedEntry) -> int:
-    return _UTF8 | (_STREAMED if entry.size else 0)
+    return UTF8 | (STREAMED if entry.size else 0)

@@ -91,6 +91,8 @@ _CODES: dict[Code, str] = {
     "export.skipped-object": "The format cannot hold it.",
     "export.list-gap": "A list cannot begin or go on without its items. Take the whole list, or none of it: "
     "ckpt export --include GLOB {url} DEST",
+    "export.overflow": "The type is too small for these numbers, and what loads them computes with "
+    "infinity. Choose one of a larger range: ckpt export --dtype bfloat16 {url} DEST",
     "publish.foreign": "What is not the step's is on the publisher's word; tensors under its names must be "
     "its own. Publish it under the step it came from, or export this one: ckpt export {url} DEST",
     "manifest.damaged": "Do not load what it lists. Restore manifest.json from the bucket's object versions, "

@@ -54,6 +54,7 @@ Code = Literal[
     "export.unsafe-object",
     "export.skipped-object",
     "export.list-gap",
+    "export.overflow",
     "manifest.damaged",
     "publish.foreign",
 ]
@@ -75,6 +76,7 @@ SEVERITY: dict[Code, Severity] = {
     "publish.foreign": "warning",
     "export.skipped-object": "warning",
     "export.list-gap": "warning",
+    "export.overflow": "warning",
 }
 
 

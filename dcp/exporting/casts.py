@@ -1,15 +1,20 @@
 """Floating tensors in another floating type, bit for bit as torch's ``.to()`` gives them.
 
 The cast that nearly all exports want, float32 to bfloat16, and those that only widen are done on the bits;
-any other loads torch. What torch itself leaves open stays open: in a cast from float64 to bfloat16 the bits
-of a NaN depend on its position.
+any other loads torch. A narrower type can be too small for a number, which then becomes infinite: those are
+counted on the way, while the bytes are in the core's cache. What torch itself leaves open stays open: in a
+cast from float64 to bfloat16 the bits of a NaN depend on its position.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from dcp.dtypes import FLOATING
+from dcp.exporting.report import ExportedTensor
+from dcp.findings import Finding, finding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +29,10 @@ _ALONE = frozenset(
         ("float32", "float64"),
     }
 )
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITE = 0x7F800000
+_TOO_LARGE = 0x7F7F8000
+"""Bits of a float32 without its sign: infinity, and the smallest that a bfloat16 cannot hold."""
 
 
 def output_dtype(dtype: str, wanted: str | None) -> str:
@@ -37,30 +46,54 @@ def needs_torch(source: str, target: str) -> bool:
     return source != target and (source, target) not in _ALONE
 
 
-def cast(view: memoryview, source: str, target: str) -> memoryview:
-    """Elements of type ``source`` as new bytes of type ``target``."""
+def cast(view: memoryview, source: str, target: str) -> tuple[memoryview, int]:
+    """Elements of type ``source`` as new bytes of type ``target``; how many of finite became infinite."""
     if needs_torch(source, target):
         return _by_torch(view, source, target)
     import numpy as np
 
     if target == "bfloat16":
-        return _bytes(_to_bfloat16(np.frombuffer(view, np.uint32)))
+        out, overflowed = _to_bfloat16(np.frombuffer(view, np.uint32))
+        return _bytes(out), overflowed
     bits = np.frombuffer(view, np.uint32 if source == "float32" else np.uint16)
     if source == "bfloat16":
         bits = bits.astype(np.uint32) << 16
     if target == "float32":
-        return _bytes(bits)
+        return _bytes(bits), 0
     # numpy says so when it meets a NaN.
     with np.errstate(invalid="ignore"):
-        return _bytes(bits.view(np.float32).astype(np.float64))
+        return _bytes(bits.view(np.float32).astype(np.float64)), 0
 
 
-def _to_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
+def overflows(tensors: Mapping[str, ExportedTensor], names: Mapping[str, str]) -> list[Finding]:
+    """A warning for every tensor whose new type was too small for some of its numbers.
+
+    Args:
+        tensors: what was written, by name in the output.
+        names: key in the checkpoint -> name in the output.
+    """
+    return [
+        finding(
+            "export.overflow",
+            f"{key}: {tensor.overflowed:,} of {prod(tensor.shape):,} values were finite as "
+            f"{tensor.cast_from} and are infinite as {tensor.dtype}",
+            key=key,
+            count=tensor.overflowed,
+            dtype=tensor.dtype,
+            cast_from=tensor.cast_from,
+        )
+        for key, name in names.items()
+        if (tensor := tensors.get(name)) is not None and tensor.overflowed
+    ]
+
+
+def _to_bfloat16(bits: NDArray[Any]) -> tuple[NDArray[Any], int]:
     """To the nearest, ties to even; every NaN becomes the one that torch's vector code writes."""
     import numpy as np
 
     out = np.empty(len(bits), np.uint16)
     spare = np.empty(min(_BLOCK, len(bits)), np.uint32)
+    overflowed = 0
     for start in range(0, len(bits), _BLOCK):
         block = bits[start : start + _BLOCK]
         rounded = spare[: len(block)]
@@ -71,17 +104,28 @@ def _to_bfloat16(bits: NDArray[Any]) -> NDArray[Any]:
         rounded >>= 16
         target = out[start : start + _BLOCK]
         target[:] = rounded
-        np.bitwise_and(block, 0x7FFFFFFF, out=rounded)
-        if rounded.max() > 0x7F800000:
-            target[rounded > 0x7F800000] = 0xFFFF
-    return out
+        np.bitwise_and(block, _MAGNITUDE, out=rounded)
+        largest = rounded.max()
+        if largest >= _TOO_LARGE:
+            overflowed += int(np.count_nonzero((rounded >= _TOO_LARGE) & (rounded < _INFINITE)))
+        if largest > _INFINITE:
+            target[rounded > _INFINITE] = 0xFFFF
+    return out, overflowed
 
 
-def _by_torch(view: memoryview, source: str, target: str) -> memoryview:
+def _by_torch(view: memoryview, source: str, target: str) -> tuple[memoryview, int]:
     import torch
 
     elements = torch.frombuffer(view, dtype=getattr(torch, source))
-    return _bytes(elements.to(getattr(torch, target)).view(torch.uint8).numpy())
+    kind = getattr(torch, target)
+    out = elements.to(kind)
+    overflowed = 0
+    # Every float8 fits into what it can be cast to.
+    if elements.itemsize > 1 and torch.finfo(elements.dtype).max > torch.finfo(kind).max:
+        overflowed = int(out.isinf().sum())
+        if overflowed:
+            overflowed -= int(elements.isinf().sum())
+    return _bytes(out.view(torch.uint8).numpy()), overflowed
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:

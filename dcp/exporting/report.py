@@ -118,6 +118,8 @@ class ExportedTensor(Report):
     digest: str
     cast_from: str | None = None
     """Its type in the checkpoint, if that was another one."""
+    overflowed: int = 0
+    """Elements that were finite there and became infinite in the cast."""
 
 
 class ExportReport(Report):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcp.exporting import machine
+from dcp.exporting.casts import overflows
 from dcp.exporting.destination import open_destination
 from dcp.exporting.planning import MEMORY_BUDGET, choose, index_size, memory_of, written
 from dcp.exporting.report import CastDtype, ExportReport, Format, is_directory
@@ -128,5 +129,5 @@ def export(
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
         peak_memory=machine.peak_memory(),
-        findings=[*warnings, *findings],
+        findings=[*warnings, *findings, *overflows(stream.tensors, names)],
     )

@@ -19,6 +19,7 @@ from pydantic import Field
 from dcp.checkpoint import Checkpoint
 from dcp.errors import ChangedError, EnvironmentFault, NotFoundError, UsageError
 from dcp.exporting import machine
+from dcp.exporting.casts import overflows
 from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of, require_outside
 from dcp.exporting.report import (
     CastDtype,
@@ -177,6 +178,7 @@ def finish_shards(
     order = sorted(written, key=lambda shard: shard.number)
     files = [*(shard.file for shard in order), sink.written_as(f"{name}/{INDEX}")]
     names = {item.entry.key: item.key for item in chosen}
+    tensors = {key: tensor for shard in order for key, tensor in shard.tensors.items()}
     return ExportReport(
         checkpoint=checkpoint.url,
         fingerprint=checkpoint.fingerprint,
@@ -186,12 +188,12 @@ def finish_shards(
         tied={names[key]: names[kept] for key, kept in plan.tied.items()},
         ok=True,
         files=files,
-        tensors={key: tensor for shard in order for key, tensor in shard.tensors.items()},
+        tensors=tensors,
         bytes_read=sum(shard.bytes_read for shard in order),
         bytes_written=sum(file.size for file in files),
         seconds=round(time.perf_counter() - started, 3),
         peak_memory=max(machine.peak_memory(), *(shard.peak_memory for shard in order)),
-        findings=plan.findings,
+        findings=[*plan.findings, *overflows(tensors, names)],
     )
 
 

@@ -68,6 +68,7 @@ class TensorStream:
         digest = xxhash.xxh3_128()
         source = tensor.entry.dtype
         left = tensor.entry.nbytes
+        overflowed = 0
         while left:
             filled = next(self._filled)
             for fault in filled.faults:
@@ -77,7 +78,8 @@ class TensorStream:
                 digest.update(filled.view)
                 yield filled.view, filled.crc32
             else:
-                view = cast(filled.view, source, tensor.dtype)
+                view, infinite = cast(filled.view, source, tensor.dtype)
+                overflowed += infinite
                 digest.update(view)
                 yield view, None
         self.tensors[tensor.name] = ExportedTensor(
@@ -85,6 +87,7 @@ class TensorStream:
             dtype=tensor.dtype,
             digest=digest_text(digest.hexdigest()),
             cast_from=source if source != tensor.dtype else None,
+            overflowed=overflowed,
         )
 
     def finish(self) -> None:

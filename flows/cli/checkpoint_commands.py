@@ -234,7 +234,10 @@ def export(
     ] = None,
     dtype: Annotated[
         Literal["float16", "bfloat16", "float32", "float64"] | None,
-        typer.Option("--dtype", help="Cast floating tensors to this type; rounded as torch rounds."),
+        typer.Option(
+            "--dtype",
+            help="Cast floating tensors to this type, as torch rounds; numbers too large for it are told.",
+        ),
     ] = None,
     tie: Annotated[
         bool,

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemWriter, save
 
 from dcp.errors import UsageError
 from dcp.exporting import export, plan_export
@@ -47,9 +49,13 @@ def test_bits_are_those_of_torch(source: str, target: str) -> None:
         values = samples(source)
     if source == target:
         return
-    wanted = values.to(getattr(torch, target)).view(torch.uint8).numpy().tobytes()
+    wanted = values.to(getattr(torch, target))
     data = memoryview(bytearray(values.view(torch.uint8).numpy().tobytes()))
-    assert bytes(cast(data, source, target)) == wanted
+    view, overflowed = cast(data, source, target)
+    assert bytes(view) == wanted.view(torch.uint8).numpy().tobytes()
+    finite = values.to(torch.float64).isfinite()
+    assert overflowed == int((finite & wanted.to(torch.float64).isinf()).sum())
+    assert (overflowed > 0) == (torch.finfo(values.dtype).max > torch.finfo(wanted.dtype).max)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -87,6 +93,25 @@ def test_the_usual_cast_needs_no_torch(golden: Callable[[str], Path], tmp_path: 
     )
     arguments = [str(golden("torch_tied")), str(tmp_path / "out.pt")]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("format", ["torch", "safetensors"])
+def test_values_that_become_infinite_are_told(
+    format: Literal["torch", "safetensors"], tmp_path: Path
+) -> None:
+    large = torch.full((600, 700), 65504.0)
+    large[3, 4], large[599, 699], large[0, 0], large[0, 1] = 7e4, -1e30, float("inf"), float("nan")
+    state = {"large": large, "small": torch.randn(9), "half": torch.tensor([65504.0]).half()}
+    save(state, storage_writer=FileSystemWriter(tmp_path / "step"))
+    step, out = str(tmp_path / "step"), str(tmp_path / "out")
+    report = export(step, out, format=format, dtype="float16", rename=["^=>m."])
+    assert report.ok
+    [told] = report.findings
+    assert (told.code, told.severity, told.key) == ("export.overflow", "warning", "large")
+    assert told.message == ("large: 2 of 420,000 values were finite as float32 and are infinite as float16")
+    assert told.detail == {"count": 2, "dtype": "float16", "cast_from": "float32"}
+    assert {name: t.overflowed for name, t in report.tensors.items() if t.overflowed} == {"m.large": 2}
+    assert not export(step, out, format=format, dtype="bfloat16").findings
 
 
 def test_other_types_are_refused(golden: Callable[[str], Path], tmp_path: Path) -> None:

@@ -22,6 +22,11 @@ def place(path: Path) -> str:
     return "state" + "".join(f"[{part!r}]" for part in path)
 
 
+def keys_around(path: Path) -> tuple[str, ...]:
+    """The key of a place and of everything that it stands in, outermost first: ``a``, ``a.b``, ``a.b.c``."""
+    return tuple(".".join(map(str, path[:end])) for end in range(1, len(path) + 1))
+
+
 def require_distinct(paths: Iterable[Path]) -> None:
     """No two places of a nested state have one key once it is flattened.
 

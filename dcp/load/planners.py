@@ -35,7 +35,7 @@ from dcp.load.matching import Matched, match, merged, mismatch_error, of_other_r
 from dcp.load.patterns import Pattern, matches_any
 from dcp.load.rename import Renamed, Rules, pairs_of, rename
 from dcp.load.transforms import Transforms, parse
-from dcp.nested import Places, require_distinct
+from dcp.nested import Places, keys_around, require_distinct
 from dcp.rank_keys import rank_key, split_rank_key, writers
 
 Order = tuple[int, ...]
@@ -99,7 +99,8 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             skip: patterns of keys that are neither loaded nor missed.
             per_rank: patterns of keys under which every rank saved a value of its own, as
                 `dcp.CheckedSavePlanner` does it: ``rng`` of this rank's state is loaded from ``rng/rank_17``
-                on rank 17 of the job, whatever group loads. On other ranks than saved that is an error,
+                on rank 17 of the job, whatever group loads. One that meets a dict means all that is in it.
+                On other ranks than saved that is an error,
                 which says so. ``rename`` names the key without its rank. The report names such keys as the
                 checkpoint does.
             flatten_state_dict: as torch's planner has it.
@@ -260,15 +261,24 @@ class StrictLoadPlanner(DefaultLoadPlanner):
     def _take_own(self) -> None:
         """Name what every rank has of its own as this rank saved it; its place in the state is the same."""
         rank = _rank()
-        own = {key: rank_key(key, rank) for key in self.state_dict if matches_any(self._per_rank, key)}
+        own = {
+            key: rank_key(key, rank)
+            for key in self.state_dict
+            if any(matches_any(self._per_rank, each) for each in self._around(key))
+        }
         if not own:
             return
         self.state_dict = {own.get(key, key): value for key, value in self.state_dict.items()}
         self.mappings = {own.get(key, key): path for key, path in self.mappings.items()}
 
+    def _around(self, key: str) -> tuple[str, ...]:
+        """A key and those of the dicts that it stands in."""
+        return (key, *keys_around(self.mappings[key])) if self.flatten_state_dict else (key,)
+
     def _idle(self, saved: Iterable[str]) -> list[str]:
         """Patterns that meet nothing here, in words."""
         keys = [own[0] if (own := split_rank_key(key)) else key for key in self.state_dict]
+        keys += [each for key in self.state_dict for each in self._around(key)]
         met = {
             "skip": (self._skip, [*self.state_dict, *self._renamed.sources, *saved]),
             "per_rank": (self._per_rank, keys),

@@ -107,7 +107,7 @@ def write_file(
 
     Raises:
         StorageError: storage failed.
-        UsageError: an object cannot be pickled.
+        UsageError: an object cannot be pickled, or a tensor has no values or is not dense.
         CheckpointError: a tensor has not the shape that the index will give it.
         InterruptedError: the file was given up.
     """
@@ -155,8 +155,30 @@ def pickled(planner: SavePlanner, item: WriteItem) -> io.BytesIO:
     return record
 
 
+def require_plain(key: str, value: object, where: str = "") -> None:
+    """No tensor without values, and none that is not dense: torch has no record for either.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if not isinstance(value, torch.Tensor):
+        return
+    if value.is_meta:
+        raise UsageError(
+            f"{key}{where} is on the meta device and has no values to save: save after the model was made "
+            "real (to_empty and initialised, or loaded), or leave the key out of the state"
+        )
+    if value.layout != torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
+        raise UsageError(
+            f"{key}{where} is a tensor of layout {kind}, which a checkpoint has no place for: save its "
+            "to_dense(), or what it is made of, such as its indices() and values()"
+        )
+
+
 def _true(tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:
-    """The tensor, if it has the shape that readers will take it to have."""
+    """The tensor, if it can be saved and has the shape that readers will take it to have."""
+    require_plain(item.index.fqn, tensor)
     if item.tensor_data is not None and tensor.shape != item.tensor_data.chunk.sizes:
         key = item.index.fqn
         raise CheckpointError(

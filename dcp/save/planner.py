@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, UsageError
-from dcp.nested import Path, Places, require_distinct
+from dcp.nested import Path, Places, keys_around, require_distinct
 from dcp.rank_keys import split_rank_key
 from dcp.save.digests import LIMIT, digest_of, digest_of_record
-from dcp.save.files import pickled
+from dcp.save.files import pickled, require_plain
 from dcp.save.shared import (
     Divergence,
     Local,
@@ -78,13 +78,16 @@ class CheckedSavePlanner(DefaultSavePlanner):
             on_divergence: what to do where ranks hold different values under one key: raise an error that
                 names all such keys, give each rank a key of its own, or warn and save one rank's. Replicas
                 of a shard that differ are an error for ``"split"`` too: a part of a tensor can have no key
-                of its own, and which of them is right nobody can say but you.
-            per_rank: globs of flattened keys whose values always get a key for every rank. Sharded tensors
-                are left as they are. One that meets nothing is warned of.
+                of its own, and which of them is right nobody can say but you. What has another kind, shape
+                or dtype on some ranks is an error for ``"warn"`` too: one key cannot stand for both.
+            per_rank: globs of flattened keys whose values always get a key for every rank; one that meets a
+                dict, as ``rng`` meets ``{"rng": {"python": ..., "torch": ...}}``, means all that is in it.
+                Sharded tensors are left as they are. One that meets nothing is warned of.
             dedup_save_to_lowest_rank: let the lowest rank write what several hold; otherwise it is dealt out
                 so that all ranks write about the same number of bytes.
-            digest_limit: bytes of a value or shard that are hashed. Of larger ones evenly spaced blocks are
-                compared, so that a small difference between them can be missed.
+            digest_limit: bytes of a value or shard that are hashed, at 10 to 15 GiB a second on one core, and
+                as fast as they leave the device. Of larger ones, and of objects of more than 1 MiB beside the
+                tensors in them, evenly spaced blocks are compared, so that a small difference can be missed.
             flatten_state_dict: as torch's.
             flatten_sharded_tensors: as torch's.
 
@@ -127,9 +130,11 @@ class CheckedSavePlanner(DefaultSavePlanner):
         """This rank's plan, with digests of what other ranks may hold too.
 
         Raises:
-            UsageError: an object cannot be pickled.
+            UsageError: an object cannot be pickled, or a tensor has no values or is not dense.
             CheckpointError: a shard has another shape than its tensor says.
         """
+        for key, value in self.state_dict.items():
+            require_plain(key, value, f" on rank {_rank()}" if _ranks() > 1 else "")
         plan = super().create_local_plan()
         self._require_true_shards(plan)
         whole = {
@@ -137,11 +142,12 @@ class CheckedSavePlanner(DefaultSavePlanner):
             for item in plan.items
             if item.type != WriteItemType.SHARD or _is_replicated(self.state_dict[item.index.fqn])
         }
+        paths = self.mappings if self.flatten_state_dict else {}
         digests: dict[MetadataIndex, bytes] = {}
         for item in plan.items:
             key = item.index.fqn
             record = pickled(self, item) if item.type == WriteItemType.BYTE_IO else None
-            if _ranks() == 1 or (key in whole and self._is_per_rank(key)):
+            if _ranks() == 1 or (key in whole and self._is_per_rank(key, paths)):
                 continue
             if _may_be_elsewhere(self.state_dict[key]):
                 if record is None:
@@ -150,7 +156,6 @@ class CheckedSavePlanner(DefaultSavePlanner):
                     digest = digest_of_record(record.getvalue(), self.digest_limit)
                 if digest is not None:
                     digests[item.index] = digest
-        paths = self.mappings if self.flatten_state_dict else {}
         self.plan = dataclasses.replace(plan, planner_data=Local(_rank(), paths, digests, whole))
         return self.plan
 
@@ -168,8 +173,8 @@ class CheckedSavePlanner(DefaultSavePlanner):
                 stacklevel=2,
             )
         told: list[Local] = [plan.planner_data for plan in all_plans]
-        apart = {key for local in told for key in local.whole if self._is_per_rank(key)}
-        self._warn_of_idle(apart, {item.index.fqn for plan in all_plans for item in plan.items})
+        apart = {key for local in told for key in local.whole if self._is_per_rank(key, local.paths)}
+        self._warn_of_idle(apart, all_plans, told)
         found = divergences(all_plans, told)
         if self.on_divergence == "split":
             apart |= {divergence.key for divergence in found if divergence.box is None}
@@ -194,8 +199,8 @@ class CheckedSavePlanner(DefaultSavePlanner):
             index = index if own is None else dataclasses.replace(index, fqn=own[0])
         return super().lookup_object(index)
 
-    def _is_per_rank(self, key: str) -> bool:
-        return any(fnmatchcase(key, pattern) for pattern in self.per_rank)
+    def _is_per_rank(self, key: str, paths: Mapping[str, Path]) -> bool:
+        return any(_meets(pattern, key, paths) for pattern in self.per_rank)
 
     def _require_true_shards(self, plan: SavePlan) -> None:
         """Every shard is what the index will say of it.
@@ -226,11 +231,13 @@ class CheckedSavePlanner(DefaultSavePlanner):
                 key=next(iter(wrong)),
             )
 
-    def _warn_of_idle(self, whole: Set[str], keys: Set[str]) -> None:
+    def _warn_of_idle(self, apart: Set[str], plans: Sequence[SavePlan], told: Sequence[Local]) -> None:
         """Patterns of ``per_rank`` that meet no value, which is more likely a slip than meant."""
+        paths = {key: path for local in told for key, path in local.paths.items()}
         for pattern in self.per_rank:
-            if not any(fnmatchcase(key, pattern) for key in whole):
-                sharded = sorted(key for key in keys if fnmatchcase(key, pattern))
+            if not any(_meets(pattern, key, paths) for key in apart):
+                keys = {item.index.fqn for plan in plans for item in plan.items}
+                sharded = sorted(key for key in keys if _meets(pattern, key, paths))
                 met = f"only sharded tensors, such as {sharded[0]}" if sharded else "no key of the state"
                 warnings.warn(
                     f"per_rank pattern {pattern!r} meets {met}: nothing is saved per rank for it",
@@ -261,6 +268,11 @@ class CheckedSavePlanner(DefaultSavePlanner):
             key=found[0].key,
             groups={divergence.key: divergence.groups for divergence in found},
         )
+
+
+def _meets(pattern: str, key: str, paths: Mapping[str, Path]) -> bool:
+    """Whether a glob is that of a key, or of a dict that it stands in."""
+    return any(fnmatchcase(each, pattern) for each in (key, *keys_around(paths.get(key, ()))))
 
 
 def _is_replicated(value: Any) -> bool:

@@ -254,7 +254,13 @@ def _tiling(code: Code, key: str, what: str) -> CheckpointError:
 
 
 def _two(key: str, one: str, other: str) -> CheckpointError:
-    return CheckpointError(f"{key} is {one} and {other}", code="keys.kind", key=key)
+    return CheckpointError(
+        f"{key} is {one} and {other}, and one key can stand for one of them only: make it the same on all "
+        f"ranks, or give it another name on some, or, where every rank holds it whole, a key for every rank "
+        f"with per_rank=[{key!r}]",
+        code="keys.kind",
+        key=key,
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Digests: alike for what is alike, apart for what is not, and bounded."""
 
+import math
 import random
 from collections import OrderedDict
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dcp.save import digests
 from dcp.save.digests import digest_of
 
 
@@ -38,9 +42,9 @@ VALUES: list[Any] = [
 
 
 def test_apart() -> None:
-    digests = [digest_of(value) for value in VALUES]
-    assert len(set(digests)) == len(VALUES)
-    assert digests == [digest_of(value) for value in VALUES]
+    found = [digest_of(value) for value in VALUES]
+    assert len(set(found)) == len(VALUES)
+    assert found == [digest_of(value) for value in VALUES]
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -54,9 +58,40 @@ def test_large_tensors_are_sampled_everywhere(strided: bool) -> None:
     views = [value, changed, changed_end, changed_start]
     if strided:
         views = [v.T.contiguous().T for v in views]
-    digests = [digest_of(v, limit=1 << 16) for v in views]
-    assert len(set(digests)) == 4
-    assert digests[0] == digest_of(value, limit=1 << 16)
+    found = [digest_of(v, limit=1 << 16) for v in views]
+    assert len(set(found)) == 4
+    assert found[0] == digest_of(value, limit=1 << 16)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_one_element_of_a_large_tensor_is_seen(strided: bool) -> None:
+    value = torch.zeros(3, 1001, 2003).permute(1, 2, 0) if strided else torch.zeros(1001, 2003, 3)
+    assert value.nbytes > 16 << 20
+    changed = value.clone()
+    changed[456, 1234, 1] = 1
+    assert digest_of(value) == digest_of(value.contiguous()) != digest_of(changed)
+
+
+@given(
+    shape=st.lists(st.integers(0, 6), min_size=0, max_size=4),
+    order=st.randoms(use_true_random=False),
+    most=st.integers(4, 200),
+)
+def test_pieces_are_the_whole_in_order(shape: list[int], order: random.Random, most: int) -> None:
+    value = torch.arange(math.prod(shape), dtype=torch.int32).reshape(shape)
+    value = value.permute(order.sample(range(value.dim()), value.dim()))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(digests, "_PIECE", most)
+        pieces = list(digests._pieces(value))
+    assert all(piece.nbytes <= most for piece in pieces) or value.nbytes <= most
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), value.reshape(-1))
+
+
+def test_tensors_inside_of_an_object_are_seen_whole() -> None:
+    value = torch.zeros(1 << 20)
+    changed = value.clone()
+    changed[123_457] = 1
+    assert digest_of({"t": value, "n": 1}) != digest_of({"t": changed, "n": 1})
 
 
 def test_large_objects_are_bounded_and_sampled() -> None:

@@ -163,6 +163,27 @@ def test_every_rank_resumes_from_its_own_values(tmp_path: Path, how: dict[str, A
         run_ranks(_resume, 3, place, {})
 
 
+def test_a_pattern_that_meets_a_dict_means_all_that_is_in_it(tmp_path: Path) -> None:
+    place, options = str(tmp_path / "step"), {"per_rank": ["rng", "loader", "list"]}
+    run_ranks(_save, 2, place, True, options)
+    assert {"loader.position/rank_0", "loader.epoch/rank_1", "list.1/rank_0", "config.a"} <= keys(place)
+    for rank, loaded in enumerate(run_ranks(_resume, 2, place, options)):
+        assert (loaded["position"], loaded["list"]) == (rank * 10, rank)
+
+
+def _drifted_in_one_element(place: str) -> None:
+    weight = torch.zeros(1 << 22)
+    weight[1_234_567] = torch.distributed.get_rank()
+    torch_checkpoint.save(
+        {"weight": weight}, storage_writer=BucketWriter(place), planner=CheckedSavePlanner()
+    )
+
+
+def test_one_element_of_a_large_replica_that_drifted_is_found(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="weight differs between rank 0 and rank 1"):
+        run_ranks(_drifted_in_one_element, 2, str(tmp_path / "step"))
+
+
 def _group_resumes(place: str) -> tuple[int, str]:
     """Ranks 1 and 2 of 3 save and load as a group of their own; then ranks 0 and 1 try to load that."""
     rank = torch.distributed.get_rank()
@@ -289,7 +310,9 @@ def _save_other_shapes(place: str, mode: str) -> None:
 
 
 def test_other_shapes_and_kinds_are_divergences_too(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"t is a tensor of shape \[2\] and float32 on rank 0 and a "):
+    with pytest.raises(
+        RankError, match=r"t is a tensor of shape \[2\] and float32 on rank 0 and a .*per_rank=\['t'\]"
+    ):
         run_ranks(_save_other_shapes, 2, str(tmp_path / "warn"), "warn")
     run_ranks(_save_other_shapes, 2, str(tmp_path / "step"), "split")
     assert keys(str(tmp_path / "step")) == {"t/rank_0", "t/rank_1", "kind/rank_0", "kind/rank_1"}

@@ -128,6 +128,22 @@ def test_ranks_that_compare_nothing_say_so(tmp_path: Path) -> None:
     assert "with use_collectives=False nothing is compared between the 2 ranks" in told[1][0]
 
 
+@pytest.mark.parametrize("planner", [CheckedSavePlanner, DefaultSavePlanner])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.ones(3, device="meta"), "model.w is on the meta device and has no values"),
+        (torch.eye(3).to_sparse(), r"model.w is a tensor of layout sparse_coo, .* to_dense\(\)"),
+    ],
+)
+def test_tensors_that_have_no_record_are_named(
+    tmp_path: Path, planner: type[DefaultSavePlanner], value: torch.Tensor, said: str
+) -> None:
+    with pytest.raises(CheckpointException, match=said):
+        save({"model": {"w": value}}, BucketWriter(str(tmp_path / "step")), planner=planner())
+    assert not list(tmp_path.rglob("*.*"))
+
+
 def test_patterns_that_meet_nothing_are_warned_of(tmp_path: Path) -> None:
     state = {"rng": torch.ones(2), "w": torch.ones(2)}
     with warnings.catch_warnings(record=True) as caught:

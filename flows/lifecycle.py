@@ -15,7 +15,7 @@ from dcp.errors import NotFoundError, StorageError, UsageError
 from dcp.storage import join_url
 from flows.following import follow, is_due, publication_of
 from flows.stages import Stages
-from flows.step_work import Changing, Stopped
+from flows.step_work import Busy, Changing, Stopped
 from flows.workshop import Outcome, StageOutcome, StepGoneError, StepReport, Workshop
 from tasks.after import last_attempt
 from tasks.discover import (
@@ -111,8 +111,8 @@ class _Process(Stages):
             return self._stopped(stopped)
         except Changing:
             return self._report("writing", message="it changed while it was being looked at")
-        except LeaseLostError as lost:
-            return self._report("leased", message=str(lost))
+        except (LeaseLostError, Busy) as other:
+            return self._report("leased", message=str(other))
 
     def _sweep(self) -> None:
         """Remove what was exported of bytes that this step had before and that were never published."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from dcp.checks.scrub import TensorHealth
-from dcp.errors import ChangedError, NotFoundError, StorageError, UsageError
+from dcp.errors import BusyError, ChangedError, NotFoundError, StorageError, UsageError
 from dcp.storage import join_url
 from flows.telling import Teller
 from flows.workshop import StageOutcome, Workshop
@@ -35,6 +35,10 @@ class Stopped(Exception):
 
 class Changing(Exception):
     """The step is not at rest; a later pass will look again."""
+
+
+class Busy(Exception):
+    """Somebody else is writing where this would, or has died there a moment ago; a later pass goes on."""
 
 
 class StepWork:
@@ -95,6 +99,9 @@ class StepWork:
             mistake = self.workshop.mistaken(stage, self.found.name, error)
             self.teller.mistaken(str(mistake), self.found.name)
             raise mistake from None
+        except BusyError as busy:
+            # Neither the step nor the storage is at fault.
+            raise Busy(str(busy)) from None
         # Whatever a stage raises must be recorded: otherwise it would be tried for ever and nobody told.
         except Exception as error:
             self.unreachable = isinstance(error, StorageError) and not isinstance(error, NotFoundError)

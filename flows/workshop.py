@@ -23,7 +23,8 @@ R = TypeVar("R")
 Outcome = Literal["published", "problem", "retry", "writing", "leased", "queued"]
 """``problem``: a verdict was reached or the attempts are used up, and people were told. ``retry``: the
 environment failed and a later pass tries again. ``writing``: it is too early to judge. ``leased``: another
-worker is processing it. ``queued``: a flow run of its own processes it, or will once fewer are unfinished."""
+worker is processing it, or one that has just died still holds the place of its export. ``queued``: a flow run
+of its own processes it, or will once fewer are unfinished."""
 
 
 _FIELDS: dict[Stage, str] = {

@@ -81,7 +81,7 @@ class Assembly:
         Raises:
             CheckpointError: ``keys.shape``; there is no such dimension. So for all that follow.
         """
-        first, second = self._dim(first, "transpose"), self._dim(second, "transpose")
+        first, second = self.require_dim(first, "transpose"), self.require_dim(second, "transpose")
 
         def swap(values: tuple[int, ...]) -> tuple[int, ...]:
             swapped = list(values)
@@ -100,7 +100,7 @@ class Assembly:
 
     def pieces(self, dim: int, sizes: Sequence[int]) -> list[Assembly]:
         """Cut along ``dim`` into pieces of ``sizes`` elements, which together must be all of it."""
-        dim = self._dim(dim, "split")
+        dim = self.require_dim(dim, "split")
         if sum(sizes) != self.shape[dim]:
             raise self._impossible(f"split along {dim} into {list(sizes)}")
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
@@ -131,7 +131,7 @@ class Assembly:
 
     def padded(self, dim: int, size: int, value: float) -> Assembly:
         """Filled up with ``value`` at the end of ``dim``, to ``size`` elements."""
-        dim = self._dim(dim, "pad")
+        dim = self.require_dim(dim, "pad")
         have = self.shape[dim]
         if size < have:
             raise self._impossible(f"pad dimension {dim} to {size}")
@@ -148,31 +148,43 @@ class Assembly:
         )
 
     @classmethod
-    def joined(cls, dim: int, members: Sequence[Assembly]) -> Assembly:
-        """One after the other along ``dim``; dtypes and other dimensions must be alike."""
-        first = members[0]
-        dim = first._dim(dim, "join")
-        shapes = [list(member.shape) for member in members]
+    def joined(cls, dim: int, members: Sequence[tuple[str, Assembly]]) -> Assembly:
+        """One after the other along ``dim``; dtypes and other dimensions must be alike.
+
+        Args:
+            members: each with the name that the join has for it.
+        """
+        first = members[0][1]
+        dim = first.require_dim(dim, "join")
         if any(
             len(m.shape) != len(first.shape)
-            or m.dtype != first.dtype
             or any(a != b for d, (a, b) in enumerate(zip(m.shape, first.shape, strict=True)) if d != dim)
-            for m in members
+            for _, m in members
         ):
-            types = [member.dtype for member in members]
-            raise first._impossible(f"join along {dim} {shapes} of {types}")
+            shapes = " and ".join(f"{name} {list(m.shape)}" for name, m in members)
+            raise CheckpointError(
+                f"cannot join along {dim} {shapes}: they must be alike in all other dimensions",
+                code="keys.shape",
+            )
+        if any(m.dtype != first.dtype for _, m in members):
+            types = " and ".join(f"{name} ({m.dtype})" for name, m in members)
+            raise CheckpointError(
+                f"cannot join {types}: they are of several dtypes, so cast them first, by rules that stand "
+                "before the join's",
+                code="keys.dtype",
+            )
         parts: list[Part] = []
         fills: list[Fill] = []
         start = 0
-        for member in members:
+        for _, member in members:
             place = tuple(start if d == dim else 0 for d in range(len(first.shape)))
             parts += [replace(part, box=moved(part.box, place)) for part in member.parts]
             fills += [Fill(moved(fill.box, place), fill.value) for fill in member.fills]
             start += member.shape[dim]
         shape = tuple(start if d == dim else n for d, n in enumerate(first.shape))
-        sources = " and ".join(source for member in members for source in member.sources)
+        sources = " and ".join(source for _, member in members for source in member.sources)
         steps = (
-            *dict.fromkeys(step for member in members for step in member.steps),
+            *dict.fromkeys(step for _, member in members for step in member.steps),
             f"joined {sources} along {dim}",
         )
         return cls(shape, first.dtype, tuple(parts), tuple(fills), steps)
@@ -180,7 +192,12 @@ class Assembly:
     def _done(self, step: str, **changes: object) -> Assembly:
         return replace(self, steps=(*self.steps, step), **changes)  # type: ignore[arg-type]
 
-    def _dim(self, dim: int, verb: str) -> int:
+    def require_dim(self, dim: int, verb: str) -> int:
+        """The dimension, counted from the first.
+
+        Raises:
+            CheckpointError: ``keys.shape``; there is none.
+        """
         if not -len(self.shape) <= dim < len(self.shape):
             raise self._impossible(f"{verb} along dimension {dim}")
         return dim % len(self.shape)

@@ -17,6 +17,7 @@ from dcp.checkpoint import Survey, open_checkpoint
 from dcp.errors import NotLoadableError, UsageError
 from dcp.findings import Report, errors_of
 from dcp.layout import MAX_RANKS, Layout
+from dcp.load.batches import bytes_of
 from dcp.load.counting import Columns, Count, counts
 from dcp.load.preflight import preflight, require_fit
 from dcp.tp_rules import TpRules
@@ -31,7 +32,7 @@ class ReaderForecast(Report):
     Attributes:
         bytes: bytes that all ranks together read, heads of records included, the index left out.
         requests: ranges that they read.
-        amplification: bytes read for each byte needed.
+        amplification: bytes read for each byte loaded.
         slowest_rank: the rank that reads most bytes, of those the most requests.
         slowest_bytes: bytes that it reads.
         slowest_requests: ranges that it reads.
@@ -51,7 +52,10 @@ class LayoutForecast(Report):
     Attributes:
         layout: text such as ``"fsdp=2,tp=2"``.
         ranks: number of ranks.
-        bytes_needed: bytes of tensors and objects that all ranks together hold afterwards.
+        bytes_needed: distinct bytes of tensors and objects that the ranks together need, as a test-load
+            reports them.
+        bytes_loaded: bytes that all ranks together hold afterwards: what several need, such as objects and
+            replicas, counts for each of them.
         bucket_reader: of `dcp.BucketReader` with its default settings. It reads records of up to 64 KiB whole
             and 64 KiB that nobody needs rather than ask twice, so that of small checkpoints it may read more
             bytes than torch's readers, in far fewer requests.
@@ -62,6 +66,7 @@ class LayoutForecast(Report):
     layout: str
     ranks: int
     bytes_needed: int
+    bytes_loaded: int
     bucket_reader: ReaderForecast
     torch_reader: ReaderForecast
 
@@ -119,11 +124,12 @@ def forecast(
     index, findings = preflight(checkpoint)
     wrong = list(errors_of(findings))
     if wrong:
-        more = f" and {len(wrong) - 1} more problems" if len(wrong) > 1 else ""
+        more = f" and {len(wrong) - 1} more problem{'s' * (len(wrong) > 2)}" if len(wrong) > 1 else ""
         raise NotLoadableError(f"{checkpoint.url} would not load: {wrong[0].message}{more}", findings)
     require_fit(wanted, index.tensors)
     columns = Columns.of(index, rules)
-    forecasts = [_layout(columns, layout) for layout in wanted]
+    distinct = bytes_of(index)
+    forecasts = [_layout(columns, layout, distinct) for layout in wanted]
     return ForecastReport(
         checkpoint=checkpoint.url,
         tensors=len(index.tensors),
@@ -134,13 +140,14 @@ def forecast(
     )
 
 
-def _layout(columns: Columns, layout: Layout) -> LayoutForecast:
+def _layout(columns: Columns, layout: Layout, distinct: int) -> LayoutForecast:
     reads = counts(columns, layout)
     needed = sum(each.needed for each in reads)
     return LayoutForecast(
         layout=str(layout),
         ranks=layout.ranks,
-        bytes_needed=needed,
+        bytes_needed=distinct,
+        bytes_loaded=needed,
         bucket_reader=_reader([each.bucket_reader for each in reads], needed),
         torch_reader=_reader([each.torch_reader for each in reads], needed),
     )

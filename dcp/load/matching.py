@@ -108,7 +108,14 @@ def match(
             continue
         result.unexpected.append(name)
         if not extra_allowed and name not in made.spoilt:
-            message = f"{_named(name, renamed)} is in the checkpoint and not in the state dict"
+            if name in renamed.sources:
+                message = f"{_named(name, renamed)} is in the checkpoint and not in the state dict"
+            else:
+                made_of = " and ".join(tensors[name].sources)
+                message = (
+                    f"{name}, which transform makes of {made_of}, is not in the state dict: add it there, or "
+                    f"leave it out with skip=[{name!r}]"
+                )
             result.findings.append(finding("keys.unexpected", message, key=name))
     result.findings += _hints(wanted, tensors, objects, result)
     return result
@@ -125,13 +132,13 @@ def _differences(key: str, expected: Expected, actual: Assembly) -> Iterator[Fin
         )
         yield finding("keys.shape", message, key=key, facts=facts)
     if expected.dtype != actual.dtype:
-        yield finding(
-            "keys.dtype",
-            f"{key} is {actual.dtype}{whence} in the checkpoint, {expected.dtype} in the state dict; "
-            f"nothing is cast unless transform={{{key!r}: cast({expected.dtype!r})}} says so",
-            key=key,
-            facts=facts,
-        )
+        said = f"{key} is {actual.dtype}{whence} in the checkpoint, {expected.dtype} in the state dict; "
+        casts = sum(step.startswith("cast ") for step in actual.steps)
+        if casts:
+            advice = "cast to that last" + (": the rules that it meets are applied in turn" * (casts > 1))
+        else:
+            advice = f"nothing is cast unless transform={{{key!r}: cast({expected.dtype!r})}} says so"
+        yield finding("keys.dtype", said + advice, key=key, facts=facts)
 
 
 def _kind(key: str, expected: Expected, actual: str) -> Finding:
@@ -193,7 +200,8 @@ def mismatch_error(findings: Sequence[Finding]) -> StateMismatchError:
     for found in findings:
         by_code.setdefault(found.code, []).append(found)
     errors = sum(found.severity == "error" for found in findings)
-    lines = [f"the checkpoint does not fit the state dict; nothing was loaded. {errors} problems:"]
+    count = "1 problem" if errors == 1 else f"{errors} problems"
+    lines = [f"the checkpoint does not fit the state dict; nothing was loaded. {count}:"]
     for code, group in by_code.items():
         lines += [f"  {code}: {found.message}" for found in group[:SHOWN]]
         if len(group) > SHOWN:

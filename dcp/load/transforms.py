@@ -249,7 +249,10 @@ class Arrangement:
                 key=name,
                 sources=[name, *partners],
             )
-        made = Assembly.joined(step.dim, [sources[partner] for partner in partners])
+        try:
+            made = Assembly.joined(step.dim, [(partner, sources[partner]) for partner in partners])
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}: {error}", code=error.code, key=name) from None
         for partner in set(partners) & self.tensors.keys():
             self.consumed[partner] = sources[partner]
             if partner not in self.wanted:
@@ -271,6 +274,7 @@ class Arrangement:
         sizes = step.sizes
         if sizes is None:
             shapes = [self.wanted.get(piece, ()) for piece in into]
+            tensor.require_dim(step.dim, "split")
             if any(not -len(shape) <= step.dim < len(shape) for shape in shapes):
                 raise CheckpointError(
                     f"{name} is split into {' and '.join(into)}, and not all of them are tensors of the "

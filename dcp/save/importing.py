@@ -118,7 +118,7 @@ def import_torch_save(
 
     Raises:
         UsageError: ``ranks`` is out of range, a glob of ``whole`` meets no tensor, the file holds
-            no dict, or two values have one key.
+            no dict, two values have one key, or the file is of before torch 1.6.
         SourceFileError: the file is damaged or asks for a class that is not taken; nothing is left at ``url``
             then, and a checkpoint that was to be replaced is still there.
         AlreadyExistsError: a committed checkpoint is there.
@@ -129,7 +129,7 @@ def import_torch_save(
     writer = BucketWriter(url, overwrite, **options)
     store = open_store(writer.url, **options)
     with _named(path), TorchSource(path, allow_pickle=allow_pickle) as source:
-        require_distinct(leaf.path for leaf in source.leaves)
+        require_distinct(leaf.place for leaf in source.leaves)
         metadata, items = _plan(source.leaves, layout, _matching(source.leaves, whole))
         if overwrite and store.exists(METADATA):
             # What is there is gone before anything is written, so the file must be known to be whole.

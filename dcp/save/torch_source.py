@@ -43,6 +43,8 @@ MOST_EXPANDED = 1 << 30
 MOST_APART = 64 << 20
 """Bytes of the file over which elements that are copied together may be strewn."""
 _PICKLE_LIMIT = 1 << 30
+_OLD = bytes.fromhex("8a0a6cfc9c46f9206aa85019")
+"""In the head of files of before torch 1.6: the number that torch.load knows them by, pickled."""
 _MAPPINGS = ("collections.OrderedDict", "collections.defaultdict")
 
 
@@ -52,7 +54,9 @@ class Leaf:
 
     key: str
     path: Path
-    """Names, and positions in lists."""
+    """Names, as text as torch has them, and positions in lists."""
+    place: Path
+    """The same with the names that the dicts in the file have."""
     value: Value
     """Plain value or node."""
     tensor: TensorNode | None
@@ -75,18 +79,14 @@ class TorchSource:
             allow_pickle: take classes that are not known to be harmless too. They are copied, never run.
 
         Raises:
-            UsageError: the path is a URL or a directory, or the file holds no dict.
+            UsageError: the path is a URL or a directory, the file holds no dict, or is of before torch 1.6.
             StorageError: the file cannot be read.
             CheckpointError: it is no `torch.save` file, is damaged, or holds a pickle that is not taken.
         """
         if "://" in path:
             raise UsageError(f"{path} is not a local file: download it first, it is mapped into memory")
         with calling(path, _open, path) as file:
-            if not is_zip(file.read(4)):
-                raise RecordError(
-                    f"{path} is not what torch.save has written since torch 1.6; load it and save it again",
-                    file=path,
-                )
+            _require_zip(path, file.read(32))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._data = memoryview(self._map)
         self._seen: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
@@ -260,21 +260,21 @@ class TorchSource:
         if pairs is None:
             raise UsageError(f"{path} does not hold a dict, so its values have no keys: save a dict of it")
         for key, value in pairs:
-            yield from self._leaves((_name(key),), value)
+            yield from self._leaves((_name(key),), (key,), value)
 
-    def _leaves(self, path: Path, value: Value) -> Iterator[Leaf]:
+    def _leaves(self, path: Path, place: Path, value: Value) -> Iterator[Leaf]:
         pairs = mapping_of(value)
         if pairs is not None:
             if not pairs:
                 self.dropped.append(".".join(map(str, path)))
             for key, item in pairs:
-                yield from self._leaves((*path, _name(key)), item)
+                yield from self._leaves((*path, _name(key)), (*place, key), item)
         elif isinstance(value, list) and not _is_terminal(value):
             for number, item in enumerate(value):
-                yield from self._leaves((*path, number), item)
+                yield from self._leaves((*path, number), (*place, number), item)
         else:
             key = ".".join(map(str, path))
-            yield Leaf(key, path, value, self._tensor(key, value))
+            yield Leaf(key, path, place, value, self._tensor(key, value))
 
     def _tensor(self, key: str, value: Value) -> TensorNode | None:
         if not is_tensor(value):
@@ -293,6 +293,18 @@ class TorchSource:
                 key=key,
             )
         return tensor
+
+
+def _require_zip(path: str, head: bytes) -> None:
+    """The file begins as one of torch 1.6 or newer does."""
+    if _OLD in head:
+        raise UsageError(
+            f"{path} is of the form that torch.save wrote before torch 1.6, or writes with "
+            "_use_new_zipfile_serialization=False: load it with torch.load and save it again"
+        )
+    if not is_zip(head[:4]):
+        what = "no file that torch.save wrote" if head else "empty"
+        raise RecordError(f"{path} is {what}", file=path)
 
 
 def _open(path: str) -> BinaryIO:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def show_forecast(out: Output, report: ForecastReport) -> None:
-    """One row a layout; the slowest rank is the one that reads most."""
+    """One row a layout. What several ranks load counts for each; the slowest rank reads most bytes."""
     out.facts(
         [
             ("checkpoint", name(report.checkpoint)),
@@ -21,7 +21,7 @@ def show_forecast(out: Output, report: ForecastReport) -> None:
         ]
     )
     out.line()
-    columns = ["LAYOUT", "NEEDED", "READ", "REQUESTS", "×", "SLOWEST RANK", "TORCH READS", "RECORDS", "×"]
+    columns = ["LAYOUT", "LOADED", "READ", "REQUESTS", "×", "SLOWEST RANK", "TORCH READS", "RECORDS", "×"]
     if out.width < ROOM:
         # The last two only say more of what torch's own reader would do.
         columns = columns[:-2]
@@ -30,7 +30,7 @@ def show_forecast(out: Output, report: ForecastReport) -> None:
         (
             [
                 name(each.layout),
-                human_bytes(each.bytes_needed),
+                human_bytes(each.bytes_loaded),
                 human_bytes(each.bucket_reader.bytes),
                 f"{each.bucket_reader.requests:,}",
                 f"{each.bucket_reader.amplification:.2f}",
@@ -41,5 +41,5 @@ def show_forecast(out: Output, report: ForecastReport) -> None:
             ][: len(columns)]
             for each in report.layouts
         ),
-        right=["NEEDED", "READ", "REQUESTS", "×", "TORCH READS", "RECORDS"],
+        right=["LOADED", "READ", "REQUESTS", "×", "TORCH READS", "RECORDS"],
     )

@@ -67,7 +67,7 @@ def load_costs(parts: Mapping[str, Survey]) -> LoadCosts:
             LoadCost(
                 layout=each.layout,
                 ranks=each.ranks,
-                needed=each.bytes_needed,
+                needed=each.bytes_loaded,
                 read=each.bucket_reader.bytes,
                 requests=each.bucket_reader.requests,
                 slowest=each.bucket_reader.slowest_bytes,

@@ -242,6 +242,26 @@ def test_a_collision_and_a_failed_transform_are_told_with_the_rest(tmp_path: Pat
     assert "a.w and b.w would both be named b.w" in str(error)
 
 
+def test_what_transforms_make_is_told_as_that(tmp_path: Path, reader: Reader) -> None:
+    path = str(save({"qkv": torch.ones(6), "e": torch.ones(2)}, tmp_path / "step"))
+    split = dcp.split(0, ["a", "b"], sizes=[2, 4])
+    error = refused(
+        {"a": torch.zeros(2), "e": torch.zeros(2)},
+        reader(path),
+        dcp.StrictLoadPlanner(transform={"qkv": split}),
+    )
+    assert (
+        "1 problem:\n  keys.unexpected: b, which transform makes of qkv, is not in the state dict: "
+        in str(error)
+    )
+    assert "skip=['b']" in str(error)
+    casts = {"e": dcp.cast("float16"), "*": dcp.cast("bfloat16")}
+    planner = dcp.PartialLoadPlanner(transform=casts)
+    error = refused({"e": torch.zeros(2, dtype=torch.float16)}, reader(path), planner)
+    assert "cast to that last: the rules that it meets are applied in turn" in str(error)
+    assert "says so" not in str(error)
+
+
 def test_rules_that_meet_nothing_warn(tmp_path: Path, reader: Reader) -> None:
     path = str(save({"w": torch.ones(2)}, tmp_path / "step"))
     planner = dcp.StrictLoadPlanner(rename={"x": "y"}, transform={"z.*": dcp.cast("int8")})

@@ -63,7 +63,7 @@ def chains(draw: st.DrawFn) -> tuple[Assembly, torch.Tensor, dict[str, torch.Ten
                 sizes = list(tensor.shape)
                 sizes[dim] = draw(st.integers(1, 3))
                 other_assembly, other_tensor = fresh(tuple(sizes))
-                assembly = Assembly.joined(dim, [assembly, other_assembly])
+                assembly = Assembly.joined(dim, [("x", assembly), ("y", other_assembly)])
                 tensor = torch.cat([tensor, other_tensor], dim)
             case "pad":
                 lack = list(tensor.shape)
@@ -125,6 +125,25 @@ def test_what_cannot_be_done_is_a_finding() -> None:
     assert "x is in the checkpoint too" in found["g"][1]
 
 
+def test_a_join_that_does_not_fit_names_all_its_members() -> None:
+    tensors = {"q": (2, 4), "e": (5, 3), "h": (2, 4)}
+    shapes = arranged(tensors, {"j": (7, 4)}, {"j": join(0, ["q", "e"])})
+    [found] = shapes.findings
+    assert (found.code, found.key) == ("keys.shape", "j")
+    assert found.message.startswith("j: cannot join along 0 q [2, 4] and e [5, 3]:")
+    types = arranged(tensors, {"j": (4, 4)}, {"h": cast("bfloat16"), "j": join(0, ["q", "h"])})
+    [found] = types.findings
+    assert (found.code, found.key) == ("keys.dtype", "j")
+    assert found.message.startswith("j: cannot join q (float32) and h (bfloat16): ")
+
+
+def test_a_split_along_no_dimension_says_so() -> None:
+    result = arranged({"qkv": (6, 4)}, {"a": (6, 1), "b": (6, 3)}, {"qkv": split(7, ["a", "b"])})
+    assert [f.message for f in result.findings] == [
+        "cannot split along dimension 7: qkv has shape [6, 4] there"
+    ]
+
+
 def test_a_join_of_which_something_is_absent_says_what() -> None:
     result = arranged({"q": (2, 2)}, {"qk": (4, 2)}, {"qk": join(0, ["q", "k"])})
     assert result.unmade == {"qk": "qk is joined from q and k; absent is k"}
@@ -146,4 +165,4 @@ def test_transforms_that_make_no_sense() -> None:
         parse({"*.qk": join(0, ["*.q", "*.*"])})
     assert arranged({}, {}, {"nothing": cast(torch.bfloat16)}).idle == ["nothing"]
     with pytest.raises(CheckpointError):
-        Assembly.joined(0, [Assembly.of("a", (2,), "int8"), Assembly.of("b", (2,), "int16")])
+        Assembly.joined(0, [("a", Assembly.of("a", (2,), "int8")), ("b", Assembly.of("b", (2,), "int16"))])

@@ -386,8 +386,16 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceFileError, match=r"deep\.pt: the pickle nests deeper"):
         import_torch_save(deep, place)
     torch.save({"w": 1}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"since torch 1\.6"):
+    with pytest.raises(
+        UsageError, match=r"before torch 1\.6, .*: load it with torch\.load and save it again"
+    ):
         import_torch_save(str(tmp_path / "old.pt"), place)
+    for content, said in ((b"", "is empty"), (b"hello" * 100, "is no file that torch.save wrote")):
+        (tmp_path / "other.pt").write_bytes(content)
+        with pytest.raises(SourceFileError, match=said):
+            import_torch_save(str(tmp_path / "other.pt"), place)
+    with pytest.raises(UsageError, match=r"state\[1\] and state\['1'\]"):
+        import_torch_save(write({1: 1, "1": 2}, tmp_path / "n.pt"), place)
     for name, changes in {
         "big-endian": {"byteorder": b"big"},
         r"no data\.pkl": {"data.pkl": None},

@@ -275,9 +275,12 @@ def _collect(ranks: Sequence[_Rank], layout: Layout, timeout: float) -> list[Ran
                 if data:
                     continue
                 selector.unregister(key.fileobj)
-                if not texts[rank.number]:
-                    raise EnvironmentFault(f"{layout}: rank {rank.number} {rank.death()}")
-                result = results[rank.number] = RankResult.model_validate_json(bytes(texts[rank.number]))
+                try:
+                    result = RankResult.model_validate_json(bytes(texts[rank.number]))
+                except ValueError:
+                    # It ended before it had said anything, or all of it.
+                    raise EnvironmentFault(f"{layout}: rank {rank.number} {rank.death()}") from None
+                results[rank.number] = result
                 if result.failed:
                     first = not failed or result.rank == rank.number
                     failed = True

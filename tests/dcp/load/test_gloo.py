@@ -1,6 +1,8 @@
 """The gloo engine: real ranks agree with simulated ones, and none of their ends goes unnoticed."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,12 +18,13 @@ from dcp.checkpoint import open_checkpoint
 from dcp.errors import EnvironmentFault, RecordError, ResourceError, UnreachableError, UsageError
 from dcp.layout import Layout
 from dcp.load import test_load as load_test
-from dcp.load.gloo import load_gloo
+from dcp.load.gloo import _collect, _Rank, load_gloo
 from dcp.load.gloo_rank import result_of
 from dcp.load.report import Reader
 from dcp.tp_rules import TpRules
 from tests.dcp.load.expectations import Sabotage, save
 from tests.support.train import SavedCheckpoint
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -33,11 +36,10 @@ RULES = {"*.w1.*": "column", "*.w2.*": "row", "*.emb.*": "column"}
     ("layout", "rules", "reader"),
     [
         ("fsdp=3", None, "bucket"),
-        ("tp=3", None, "bucket"),
         ("fsdp=2,tp=2", RULES, "bucket"),
-        ("fsdp=2,tp=2", RULES, "torch"),
+        ("tp=3", None, "torch"),
     ],
-    ids=["rows", "columns", "two dimensions", "torch's reader"],
+    ids=["rows", "rows and columns", "columns with torch's reader"],
 )
 def test_real_ranks_agree_with_simulated_ones(
     fsdp2_checkpoint: SavedCheckpoint, layout: str, rules: dict[str, object] | None, reader: Reader
@@ -110,27 +112,64 @@ def children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "dcp.load.gloo_start" in child.cmdline()]
 
 
-@pytest.mark.parametrize("reader", ["bucket", "torch"])
-def test_a_rank_that_dies_ends_the_load(fsdp2_checkpoint: SavedCheckpoint, reader: Reader) -> None:
+def begun() -> list[psutil.Process]:
+    """The two ranks of a load, once both are there."""
+    until(lambda: len(children()) == 2)
+    return children()
+
+
+def test_a_rank_that_dies_ends_the_load(fsdp2_checkpoint: SavedCheckpoint) -> None:
     killed: list[float] = []
 
     def kill_one() -> None:
-        # A stopped rank keeps the others waiting for it, wherever in the load they are.
-        while len(found := children()) < 2:
-            time.sleep(0.05)
-        found[-1].suspend()
+        # A stopped rank keeps the other waiting for it, wherever in the load that is.
+        stopped = begun()[-1]
+        stopped.suspend()
         time.sleep(3)
         killed.append(time.monotonic())
-        found[-1].kill()
+        stopped.kill()
 
     killer = threading.Thread(target=kill_one)
     killer.start()
     checkpoint = open_checkpoint(str(fsdp2_checkpoint.path))
     with pytest.raises(EnvironmentFault, match=r"fsdp=2: rank \d was killed by signal 9"):
-        load_gloo(checkpoint, [Layout(fsdp=2)], timeout=240, reader=reader)
-    killer.join()
+        load_gloo(checkpoint, [Layout(fsdp=2)], timeout=240)
+    killer.join(60)
     assert time.monotonic() - killed[0] < 20
     assert children() == []
+
+
+def test_a_rank_that_hangs_is_killed_when_the_time_is_up(fsdp2_checkpoint: SavedCheckpoint) -> None:
+    def stop_one() -> None:
+        begun()[0].suspend()
+
+    stopper = threading.Thread(target=stop_one)
+    stopper.start()
+    started = time.monotonic()
+    with pytest.raises(EnvironmentFault, match=r"fsdp=2: rank 0, 1 did not finish within 5 s and was killed"):
+        load_test(str(fsdp2_checkpoint.path), ["fsdp=2"], engine="gloo", timeout=5)
+    assert time.monotonic() - started < 60
+    stopper.join(60)
+    assert children() == []
+
+
+def test_a_rank_that_dies_while_it_speaks_is_told(tmp_path: Path) -> None:
+    class Dying(_Rank):
+        """Says half of its result, and is no more."""
+
+        def __init__(self, number: int) -> None:
+            self.number, self.log = number, tmp_path / "log"
+            self.log.write_text("no room left\n")
+            code = "print('{\"rank\": 1, \"fin', end=''); raise SystemExit(7)"
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+
+    with (
+        Dying(1) as rank,
+        pytest.raises(EnvironmentFault, match="fsdp=2: rank 1 ended with 7: no room left"),
+    ):
+        _collect([rank], Layout(fsdp=2), 60)
 
 
 def test_the_time_is_limited(fsdp2_checkpoint: SavedCheckpoint) -> None:
@@ -164,9 +203,6 @@ def test_failures_are_led_back_to_their_cause() -> None:
 
 
 def test_ranks_do_not_outlive_who_started_them(fsdp2_checkpoint: SavedCheckpoint, tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     code = f"""
 import sys
 from dcp.load import test_load
@@ -174,9 +210,13 @@ test_load({str(fsdp2_checkpoint.path)!r}, ["fsdp=2"], engine="gloo", timeout=120
 """
     starter = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     process = psutil.Process(starter.pid)
-    while not (ranks := [c for c in process.children() if "dcp.load.gloo_start" in c.cmdline()]):
-        time.sleep(0.05)
+
+    def ranks_of() -> list[psutil.Process]:
         assert starter.poll() is None
+        return [child for child in process.children() if "dcp.load.gloo_start" in child.cmdline()]
+
+    until(lambda: len(ranks_of()) == 2)
+    ranks = ranks_of()
     starter.kill()
     starter.wait()
     # Less than the ranks take to import torch.

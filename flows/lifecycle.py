@@ -193,6 +193,7 @@ class _Process(Stages):
             attempts=attempts,
             stages=self.stages,
             published=published,
+            partial=self.partial,
             after=self.after,
             alerts=self.teller.alerts,
             unreachable=self.unreachable,

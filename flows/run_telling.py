@@ -1,4 +1,5 @@
-"""What people are told of a run as a whole: it stopped saving, junk piles up, a setting does not fit.
+"""What people are told of a run as a whole: it stopped saving, junk piles up, a setting does not fit, what is
+published lacks tensors.
 
 Each is told once for as long as it is the same problem (its `StepKey` under `RUN`), and once more when it is
 over.
@@ -7,6 +8,7 @@ over.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dcp.sizes import human_bytes, human_span
 from dcp.storage import join_url
@@ -15,6 +17,8 @@ from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey
 from tasks.alert import Alert, AlertReport, Emit, raise_alert
 from tasks.ledger import Ledger, StepKey, timestamp
+from tasks.partial import RECORD as PARTIAL
+from tasks.partial import Shortfall, identity
 from tasks.run_health import Junk, Stall, run_key
 from tasks.text import plain
 
@@ -23,6 +27,7 @@ _HEADLINES = {
     "stalled": "saves again",
     "junk": "has no junk any more",
     "settings": "its settings fit again",
+    PARTIAL: "publishes all tensors again",
     PROBLEM: "its storage can be reached again",
 }
 
@@ -83,6 +88,39 @@ def tell_mistake(
     )
     sinks = settings.alert_urls(run)
     return raise_alert(ledger, run_key("settings", same), alert, sinks=sinks, emit=emit)
+
+
+def tell_partial(
+    settings: LifecycleSettings,
+    run: RunSettings,
+    ledger: Ledger,
+    lacking: Sequence[Shortfall],
+    published: str,
+    emit: Emit | None,
+) -> AlertReport:
+    """Tell that what is published lacks tensors: once for all steps that lack the same, until one does not.
+
+    Raises:
+        StorageError: the ledger failed.
+    """
+    same, number = identity(lacking), 1
+    while "alerted-recovered" in ledger.stages(key := run_key(PARTIAL, same, str(number))):
+        number += 1
+    alert = Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem=PARTIAL,
+        headline="publishes steps that lack some of their tensors",
+        what=plain("; ".join(shortfall.text for shortfall in lacking)),
+        where=published,
+        since=timestamp(ledger.clock()),
+        command=f"ckpt status --run {run.name} --config {settings.file}",
+        advice="The step is published, and what is in its files is whole. If they are to hold the rest too, "
+        f"choose another format or dtype in {settings.field(run, 'exports')}; if not, name it under exclude "
+        "there, which ends these alerts. Steps that lack the same are not told again.",
+    )
+    return raise_alert(ledger, key, alert, sinks=settings.alert_urls(run), emit=emit)
 
 
 def _stalled(settings: LifecycleSettings, run: RunSettings, stall: Stall) -> Alert:

@@ -27,7 +27,10 @@ from tasks.ledger import DONE, Stage, StepKey, failures
 from tasks.load_check import load_check_step
 from tasks.manifest import Artifact
 from tasks.outcomes import failure_of_report, problem_of
+from tasks.partial import RECORD as PARTIAL
+from tasks.partial import shortfalls
 from tasks.publish import PublishReport, publish_step, require_unchanged
+from tasks.text import plain
 from tasks.validate import keep_contract, step_contract, validate_step
 
 WARNINGS_KEPT = 200
@@ -188,6 +191,10 @@ class Stages(StepWork):
     def publish(self, artifacts: list[Artifact]) -> PublishReport:
         run = self.settings_of_run
         warnings, timings = self._history(artifacts)
+        lacking = shortfalls(artifacts)
+        if lacking:
+            self.partial = "; ".join(shortfall.text for shortfall in lacking)
+            self.ledger.create(self.key, PARTIAL, {"message": plain(self.partial)})
         page = publish_page(
             open_store(self.directory, **run.publish_options),
             self.url,
@@ -217,6 +224,8 @@ class Stages(StepWork):
             publish_options=run.publish_options,
         )
         self.teller.recovered(self.key, report)
+        if lacking:
+            self.teller.partial(lacking, report)
         facts = report.model_dump(mode="json", exclude={"first"}) | {"seconds": seconds}
         publication = publication_of(self.workshop, self.key, self.found.number, facts)
         announce(self.workshop, publication, self.key)

@@ -18,6 +18,7 @@ from tasks.aliases import AliasRecord, aliases
 from tasks.discover import FoundStep, compile_pattern, step_number
 from tasks.ledger import DONE, RUN, Stage, StepKey, failures, timestamp
 from tasks.manifest import published_directory
+from tasks.partial import RECORD as PARTIAL
 from tasks.retire import half_deleted
 from tasks.snapshot import Snapshot, Summary
 
@@ -71,6 +72,8 @@ class StepStatus(Report):
     message: str = ""
     published: str | None = None
     """URL of the published directory."""
+    partial: str = ""
+    """What of the step's tensors the published files lack."""
     aliases: list[str]
     alerts: list[AlertStatus]
 
@@ -244,6 +247,7 @@ def _known(
         published=join_url(found.run.publish, found.run.name, published_directory(key))
         if key and done
         else None,
+        partial=str(snapshot.summary(key, PARTIAL).get("message", "")) if key and done else "",
         aliases=sorted(
             alias
             for alias, record in leads.items()

@@ -61,6 +61,7 @@ class StepWork:
         self.stages: list[StageOutcome] = []
         self.tensors: Mapping[str, TensorHealth] | None = None
         self.unreachable = False
+        self.partial = ""
         self.after: FollowUp | None = None
 
     def look_up(self) -> None:

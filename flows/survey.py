@@ -21,6 +21,7 @@ from tasks.discover import Discovery, FoundStep, committed_at, compile_pattern, 
 from tasks.discover import provisional_key as provisional_key
 from tasks.leases import EXPIRY, Leases
 from tasks.ledger import RUN, Ledger, StepKey, failures
+from tasks.partial import RECORD as PARTIAL
 from tasks.retire import half_deleted
 from tasks.run_health import Commit, Junk, Stall, find_junk, find_stall
 from tasks.snapshot import Snapshot, Summary, take_snapshot
@@ -76,7 +77,23 @@ class RunSurvey:
                 over += [key]
             elif problem == "settings":
                 over += [key] if not (self.due or self.leased) else []
+            elif problem == PARTIAL:
+                over += [key] if self._newest_is_whole else []
         return tuple(over)
+
+    @property
+    def _newest_is_whole(self) -> bool:
+        """Whether the published step of the highest number has all its tensors."""
+        patterns = [compile_pattern(pattern) for pattern in self.run.step_pattern]
+        numbers = {
+            key: step_number(key.step, patterns) or 0
+            for key, stages in self.snapshot.stages.items()
+            if "published" in stages
+        }
+        highest = max(numbers.values(), default=0)
+        return not any(
+            number == highest and PARTIAL in self.snapshot.of(key) for key, number in numbers.items()
+        )
 
     @property
     def commits(self) -> list[Commit]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flows.following import FAILED, RECOVERED
 from flows.next_command import shown_again_by
-from flows.run_telling import tell_mistake
+from flows.run_telling import tell_mistake, tell_partial
 from flows.workshop import Workshop
 from tasks.after import FollowUp, after_failures
 from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
 from tasks.ledger import Failure, LedgerRecord, StepKey, timestamp
+from tasks.partial import Shortfall
 from tasks.publish import PublishReport
 
 
@@ -64,6 +66,13 @@ class Teller:
             known = [record.facts.get("problem") for record in self._told(key.step) if record.key == key]
             if FAILED in known:
                 self._follow_alert(key, RECOVERED, report.message)
+
+    def partial(self, lacking: Sequence[Shortfall], report: PublishReport) -> None:
+        """Tell that what is published lacks tensors, once for all steps of the run that lack the same."""
+        workshop = self.workshop
+        self.alerts.append(
+            tell_partial(workshop.settings, workshop.run, self.ledger, lacking, report.url, workshop.emit)
+        )
 
     def _first_attempt(self, key: StepKey) -> str:
         """Since when what should follow has been failing."""

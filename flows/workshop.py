@@ -68,6 +68,8 @@ class StepReport(Report):
     stages: list[StageOutcome]
     published: str | None = None
     """URL of the published directory."""
+    partial: str = ""
+    """What of the step's tensors the published files lack; empty where they hold all that was asked for."""
     after: FollowUp | None = None
     """What became of what follows the publication, where anything was tried in this call."""
     alerts: list[AlertReport]

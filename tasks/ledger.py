@@ -7,6 +7,7 @@ that it came second; a crash leaves either the whole record or none.
 
 Stages: ``seen`` (which listing has this fingerprint), ``validated``, ``test-loaded``, ``exported``,
 ``published``; ``failed-N`` for the N-th failed attempt at any of them (a failed stage is not a done one);
+``partial`` where what is published lacks some of the step's tensors (`tasks.partial`);
 ``after-due``, ``after-failed-N`` and ``after-done`` for what follows a publication (`tasks.after`);
 ``trashed-N``, ``restored-N``, ``deleting`` and ``retired`` for retention (`tasks.retire`); ``swept`` where
 unpublished files of bytes that were saved over were removed (`tasks.leftovers`); ``alerted`` for the
@@ -31,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dcp.errors import AlreadyExistsError, EnvironmentFault, NotFoundError, UnreachableError
 from dcp.storage import ObjectInfo, Store, is_safe_name, open_store
+from tasks.text import writable_facts
 
 DIRECTORY = ".ledger"
 UNKNOWN = ".unknown/"
@@ -59,7 +61,7 @@ _ATTEMPTS = 3
 _RECORD = re.compile(
     r"(?P<step>[^/]+)/(?P<fingerprint>[0-9a-f]{64})/"
     r"(?P<stage>(?:seen|validated|test-loaded|exported|published|failed-[1-9]\d{0,5}"
-    r"|after-due|after-done|after-failed-[1-9]\d{0,5}|(?:trashed|restored)-[1-9]\d{0,5}|deleting|retired|swept"
+    r"|partial|after-due|after-done|after-failed-[1-9]\d{0,5}|(?:trashed|restored)-[1-9]\d{0,5}|deleting|retired|swept"
     r"|alerted(?:-[a-z][a-z-]*)?(?:\.(?:try|outcome)-\d{1,3})?))\.json",
     re.ASCII,
 )
@@ -196,7 +198,7 @@ class Ledger:
             stage=stage,
             when=timestamp(self.clock()),
             who=f"{self.who}:{uuid.uuid4().hex[:12]}",
-            facts=dict(facts),
+            facts=writable_facts(dict(facts)),
         )
         return record.model_dump_json(indent=1).encode()
 

@@ -26,7 +26,7 @@ from tasks.ledger import RECORD_LIMIT, UNKNOWN, Ledger, StepKey, failures, parse
 CACHE = "cache.json"
 
 _CACHE_LIMIT = 1 << 30
-_SUMMARISED = re.compile(r"seen|validated|failed-\d+|trashed-\d+|alerted.*")
+_SUMMARISED = re.compile(r"seen|validated|partial|failed-\d+|trashed-\d+|alerted.*")
 _KEPT = (
     *("listing", "files", "changed", "committed"),
     *("stage", "final", "problem", "message", "errors", "warnings", "basis"),

@@ -262,6 +262,7 @@ def _plain(checkpoint: Checkpoint, chosen: Sequence[Selected]) -> tuple[list[Sel
                     "export.skipped-object",
                     f"{entry.key} is left out: it is of a tensor class of its own, as quantized weights are",
                     key=entry.key,
+                    tensor=True,
                 )
             )
         else:

@@ -55,11 +55,11 @@ def lay_out(
     for item in chosen:
         entry = item.entry
         kept = (tied or {}).get(entry.key)
-        facts: dict[str, str] = {}
+        facts: dict[str, object] = {}
         if not isinstance(entry, TensorEntry):
             why = "it is not a tensor, which is all that safetensors hold"
         elif not holds(goes_out := output_dtype(entry.dtype, dtype)):
-            why = f"it is {goes_out}, which safetensors cannot hold"
+            why, facts = f"it is {goes_out}, which safetensors cannot hold", {"tensor": True}
         elif kept is not None:
             why, facts = f"it equals {kept}, which is there", {"tied_to": kept}
         else:
@@ -70,7 +70,7 @@ def lay_out(
                 "export.skipped-object",
                 f"{entry.key} is left out: {why}",
                 key=entry.key,
-                severity="info" if facts else None,
+                severity="info" if "tied_to" in facts else None,
                 facts=facts,
             )
         )

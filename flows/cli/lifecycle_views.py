@@ -30,6 +30,8 @@ def show_step(out: Output, report: StepReport) -> None:
         out.line(f"  {name(report.message, 500)}")
     if report.published and report.outcome == "published":
         out.line(f"  {name(report.published)}")
+    if report.partial:
+        out.line(f"  published, but not all of it: {name(report.partial, 500)}", "warning")
     if report.after is not None and not report.after.ok:
         out.line(f"  what follows failed: {name(report.after.message, 500)}", "warning")
     for alert in report.alerts:

@@ -59,7 +59,9 @@ def _show_run(out: Output, run: RunStatus, most: int | None) -> None:
         _table(out, steps)
     else:
         out.line("no steps", "dim")
-    troubled = [step for step in steps if step.message or step.alerts or step.state == "replaced"]
+    troubled = [
+        step for step in steps if step.message or step.alerts or step.partial or step.state == "replaced"
+    ]
     if troubled:
         out.line()
     for step in troubled:
@@ -103,7 +105,7 @@ def _cells(step: StepStatus) -> dict[str, Cell]:
     state = problem_name(step.problem) if step.state == "problem" and step.problem else step.state
     return {
         "STEP": name(step.step),
-        "STATE": (state, _STATES[step.state]),
+        "STATE": (state, "warning" if step.partial else _STATES[step.state]),
         **{title: _STAGES[step.stages[stage]] for stage, title in _STAGE_COLUMNS.items()},  # type: ignore[index]
         "STAGES": _stages(step),
         "SIZE": human_bytes(step.bytes) if step.files else "",
@@ -130,7 +132,7 @@ def _show_trouble(out: Output, step: StepStatus) -> None:
     facts += [
         f"{problem_name(alert.problem)} {_ALERTS[alert.state]} {_minute(alert.told)}" for alert in step.alerts
     ]
-    said = step.message or step.state
+    said = step.message or (f"published; {step.partial}" if step.partial else step.state)
     if step.state == "replaced":
         said = f"saved over; what was saved before stays published as {step.published}"
     out.line(f"{name(step.step)}: {name(said, 500)}")

@@ -18,7 +18,13 @@ from flows.text import human_bytes, human_seconds, name
 if TYPE_CHECKING:
     from flows.report.saving import SavedReport
 
-_STATES = {"Safe to resume": "good", "Healthy": "good", "Being written": "info", "No steps": "info"}
+_STATES = {
+    "Safe to resume": "good",
+    "Healthy": "good",
+    "Being written": "info",
+    "No steps": "info",
+    "Nothing proven": "info",
+}
 
 
 @command("report")

@@ -81,6 +81,7 @@ def load_chart(part: PartCosts) -> LoadChart | None:
         lines=(line(ours, "first", "dcp.BucketReader"), line(torch, "second", "torch’s reader")),
         across=tuple(Tick(round(across.at(c.ranks) * WIDTH, 1), str(c.ranks)) for c in costs),
         up=tuple(
-            Tick(round(HEIGHT - scale.at(value) * HEIGHT, 1), human_bytes(value)) for value in scale.ticks()
+            Tick(round(HEIGHT - scale.at(value) * HEIGHT, 1), human_bytes(value).replace(".0 ", " "))
+            for value in scale.ticks()
         ),
     )

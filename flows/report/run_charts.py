@@ -122,7 +122,10 @@ def _norms(steps: Sequence[StepFact]) -> StepChart | None:
     known = [step for step in steps if step.norms]
     if len(known) < _FEWEST:
         return None
-    groups = sorted(known[-1].norms, key=lambda group: -known[-1].norms[group])[: len(_KINDS)]
+    last: dict[str, float] = {}
+    for step in known:
+        last |= step.norms
+    groups = sorted(last, key=lambda group: -last[group])[: len(_KINDS)]
     scale = Scale.of([step.norms[group] for step in known for group in groups if group in step.norms])
     lines = []
     for kind, group in zip(_KINDS, groups, strict=False):

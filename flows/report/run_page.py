@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flows.report.document import Fact, Verdict, document, minute
@@ -14,6 +14,10 @@ Link = Callable[[StepFact], str | None]
 """Where the page of a published step is, relative to this page; None if it cannot be linked."""
 
 _WORDS = {"done": "ok", "failed": "failed", "open": "–"}
+_DUE = ("in-progress", "waiting", "writing")
+"""States that a pass will change by itself."""
+_ASIDE = ("late", "replaced", "deleting", "retired", "gone")
+_LEFT = {"replaced": "was saved over since", "deleting": "is being deleted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +50,57 @@ def verdict_of(run: RunFacts) -> Verdict:
         return Verdict("bad", "Not readable", run.error)
     if not run.steps:
         return Verdict("calm", "No steps", "Nothing was saved yet.")
-    resume = f"Resume from {run.latest.name}." if run.latest else "No step is published yet."
+    resume = _resume(run)
     if run.troubles:
         stalled = any(trouble.problem == "stalled" for trouble in run.troubles)
         said = "; ".join(trouble.what or trouble.problem for trouble in run.troubles)
         return Verdict("warn", "Stalled" if stalled else "Look at it", f"{said}. {resume}")
-    wrong = sum(run.counts.get(state, 0) for state in ("problem", "failing"))
+    wrong, proven = _count(run, "problem", "failing"), _count(run, "published")
     if wrong:
-        return Verdict(
-            "warn",
-            "Look at it",
-            f"{plural(wrong, 'step')} of {sum(run.counts.values()):,} cannot be trusted. {resume}",
-        )
-    return Verdict("good", "Healthy", resume)
+        said = f"{plural(wrong, 'step')} of {_total(run):,} cannot be trusted. {resume}"
+        return Verdict("warn", "Look at it", said) if proven else Verdict("bad", "No safe step", said)
+    return Verdict("good", "Healthy", resume) if proven else Verdict("calm", "Nothing proven", resume)
+
+
+def _resume(run: RunFacts) -> str:
+    """Which step to resume from: that of ``latest``, unless its bytes are not in the source any more."""
+    standing = [step for step in run.safe if step.bytes]
+    newest = standing[-1] if standing else None
+    latest = run.latest
+    if latest is None:
+        return f"Resume from {newest.name}." if newest else "No step is published yet."
+    if latest in standing:
+        return f"Resume from {latest.name}."
+    gone = f"{latest.name}, the latest, {_LEFT.get(latest.state, 'is no longer in the bucket')}"
+    return f"{gone}: " + (f"resume from {newest.name}." if newest else "only what was published is left.")
+
+
+def _count(run: RunFacts, *states: str) -> int:
+    return sum(run.counts.get(state, 0) for state in states)
+
+
+def _total(run: RunFacts) -> int:
+    """Steps, each once."""
+    return sum(run.counts.values()) - _count(run, "replaced")
+
+
+def _by_state(run: RunFacts, states: Sequence[str]) -> tuple[str, str]:
+    """How many steps are in these states, and how many in each."""
+    found = [(run.counts[state], state) for state in states if run.counts.get(state)]
+    return f"{sum(count for count, _ in found):,}", ", ".join(f"{count:,} {state}" for count, state in found)
 
 
 def _summary(run: RunFacts) -> list[Fact]:
-    total = sum(run.counts.values())
-    safe = run.counts.get("published", 0)
-    wrong = sum(run.counts.get(state, 0) for state in ("problem", "failing"))
-    open_ = total - safe - wrong
-    pending = [
-        f"{count} {state}"
-        for state, count in run.counts.items()
-        if state not in ("published", "problem", "failing")
-    ]
+    safe, wrong = _count(run, "published"), _count(run, "problem", "failing")
+    due, aside = _by_state(run, _DUE), _by_state(run, _ASIDE)
     latest = run.latest
     return [
         ("Latest", latest.name if latest else "none", minute(latest.saved) if latest else ""),
-        ("Safe steps", f"{safe:,} of {total:,}", "validated, test-loaded, published"),
+        ("Safe steps", f"{safe:,} of {_total(run):,}", "validated, test-loaded, published"),
         ("With a problem", f"{wrong:,}", "listed below" if wrong else ""),
-        *([("Not done yet", f"{open_:,}", ", ".join(pending[:4]))] if open_ else []),
-        ("Stored by the job", human_bytes(run.source_bytes), plural(total, "step")),
+        *([("Not done yet", *due)] if due[1] else []),
+        *([("Left aside", *aside)] if aside[1] else []),
+        ("Stored by the job", human_bytes(run.source_bytes), plural(run.standing, "step")),
         (
             "Published",
             human_bytes(run.published_bytes),

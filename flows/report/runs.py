@@ -36,8 +36,6 @@ DETAILED = 120
 """Steps of a run, the newest, whose records are read."""
 LISTED = 500
 """Steps of a run, the newest, that are listed; those with a problem are listed anyway."""
-_FEWEST = 3
-"""Intervals that there must be to call one of them usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +95,17 @@ class RunFacts:
     troubles: tuple[Told, ...]
     """What is wrong with the run as a whole, such as that it stopped saving."""
     quiet: float | None
-    """Seconds since anything was saved."""
+    """Seconds since the newest commit; where there are too few of them to tell, since anything was saved."""
     usual_interval: float | None
-    """Median seconds between two saves."""
+    """Seconds between two commits, usually."""
     latest: StepFact | None
     steps: tuple[StepFact, ...]
     """Those that are listed, in order."""
     more_steps: int
     counts: Mapping[str, int]
-    """Steps by state, of all."""
+    """Rows by state, of all steps; one that was saved over has a row for each time that it was published."""
+    standing: int
+    """Steps that are in the source."""
     source_bytes: int
     published_bytes: int
     alerts: tuple[Told, ...]
@@ -161,7 +161,7 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
             error = f"the ledger could not be read: {failed}"
     times = {step.step: now - step.age for step in status.steps if step.age is not None}
     intervals = _intervals(times)
-    usual = _median(list(intervals.values()))
+    quiet = status.saving.quiet
     steps = _facts(settings, listed, records, times, intervals)
     counts: dict[str, int] = {}
     for step in status.steps:
@@ -174,12 +174,13 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         troubles=tuple(
             _told("", alert) for alert in getattr(status, "alerts", ()) if alert.problem != "recovered"
         ),
-        quiet=now - max(times.values()) if times else None,
-        usual_interval=usual,
+        quiet=now - max(times.values()) if quiet is None and times else quiet,
+        usual_interval=status.saving.usual,
         latest=latest,
         steps=tuple(steps),
         more_steps=len(status.steps) - len(listed),
         counts=counts,
+        standing=sum(step.files > 0 for step in status.steps),
         source_bytes=sum(step.bytes for step in status.steps),
         published_bytes=sum(step.published_bytes or 0 for step in steps),
         alerts=tuple(_told(step.step, alert) for step in reversed(status.steps) for alert in step.alerts)[
@@ -244,6 +245,8 @@ def _facts(
         digests = _digests(facts.get("exported", {})) if step.state == "published" else {}
         same = sum(before.get(key) == digest for key, digest in digests.items()) if before else None
         url = join_url(settings.source, step.step)
+        # Times are of what stands there now.
+        there = step.state != "replaced"
         found.append(
             StepFact(
                 name=name(step.step),
@@ -255,8 +258,8 @@ def _facts(
                     for stage, state in step.stages.items()
                 ),
                 bytes=step.bytes,
-                saved=_iso(times.get(step.step)),
-                interval=intervals.get(step.step),
+                saved=_iso(times.get(step.step)) if there else None,
+                interval=intervals.get(step.step) if there else None,
                 warnings=step.warnings,
                 message=name(step.message, 600) if step.message else "",
                 problems=_problems(facts, step, url),
@@ -316,12 +319,6 @@ def _intervals(times: Mapping[str, float]) -> dict[str, float]:
         for before, after in pairwise(names)
         if times[after] > times[before]
     }
-
-
-def _median(values: Sequence[float]) -> float | None:
-    if len(values) < _FEWEST:
-        return None
-    return sorted(values)[len(values) // 2]
 
 
 def _iso(at: float | None) -> str | None:

@@ -7,7 +7,8 @@ import pytest
 
 from flows.report.run_page import render_runs
 from flows.report.runs import gather_runs
-from tests.flows.report.conftest import Open
+from tests.flows.report.conftest import Open, grid, page_of
+from tests.support.indices import write_index
 from tests.support.lifecycle import Lifecycle
 
 _CONTRAST = """() => {
@@ -98,6 +99,33 @@ _TARGETS = """() => [...document.querySelectorAll('button, nav a, summary, input
   .filter(([height]) => height < 24)"""
 
 
+_SMALL = """() => [...document.querySelectorAll('.chart text')]
+  .filter((each) => each.checkVisibility())
+  .map((each) => [parseFloat(getComputedStyle(each).fontSize) * each.getScreenCTM().a, each.textContent])
+  .filter(([size]) => size < 11.5)"""
+
+_CUT_OFF = """() => [...document.querySelectorAll('.chart text')]
+  .filter((each) => each.checkVisibility())
+  .map((each) => [each.getBoundingClientRect(), each.textContent])
+  .filter(([box]) => box.left < 0 || box.right > innerWidth)
+  .map(([box, text]) => `${text}: ${box.left} to ${box.right}`)"""
+
+_TOUCHING = """() => [...document.querySelectorAll('.chart')].flatMap((chart) => {
+  const boxes = [...chart.querySelectorAll('text')].filter((each) => each.checkVisibility())
+    .map((each) => [each.getBoundingClientRect(), each.textContent]);
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom;
+  return boxes.flatMap(([a, text], i) => boxes.slice(i + 1).filter(([b]) => meet(a, b)).map(([, b]) => `${text} on ${b}`));
+})"""
+
+
+@pytest.fixture(scope="session")
+def whole_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a checkpoint that would load, with a forecast."""
+    place = tmp_path_factory.mktemp("whole")
+    tensors = {f"model.layers.{i}.weight": ((4096, 1024), grid((4096, 1024), 8, 2)) for i in range(4)}
+    return page_of(write_index(place / "step_12", tensors), place / "whole.html")
+
+
 @pytest.fixture(scope="session")
 def runs_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with good steps and bad ones."""
@@ -128,6 +156,18 @@ def test_all_text_stands_out(opened: Open, page_file: Path, scheme: str) -> None
 def test_ranks_are_legible_on_their_colours(opened: Open, damaged_page: Path, scheme: str) -> None:
     with opened(damaged_page, scheme=scheme) as it:
         assert min(it.page.evaluate(_INK_ON_BOXES)) >= 4.5
+
+
+@pytest.mark.parametrize("width", [320, 400, 560, 760, 1400])
+@pytest.mark.parametrize("file", ["whole_page", "runs_page", "damaged_page"])
+def test_letters_of_charts_are_legible_at_any_width(
+    opened: Open, request: pytest.FixtureRequest, file: str, width: int
+) -> None:
+    with opened(request.getfixturevalue(file), width=width) as it:
+        assert it.page.locator(".chart text").count() > 5
+        assert it.page.evaluate(_SMALL) == []
+        assert it.page.evaluate(_CUT_OFF) == []
+        assert it.page.evaluate(_TOUCHING) == []
 
 
 def test_everything_has_a_name_and_a_place(opened: Open, page_file: Path) -> None:

@@ -9,13 +9,14 @@ from dcp.errors import EnvironmentFault
 from flows.report.charts import Scale, bars, outline, stacked
 from flows.report.making import link_from, published_page, report_runs
 from flows.report.run_charts import step_charts
-from flows.report.run_page import render_runs, verdict_of
+from flows.report.run_page import _summary, render_runs, verdict_of
 from flows.report.runs import RunFacts, gather_runs
 from flows.report.saving import PAGE
 from flows.settings import LifecycleSettings
+from flows.status import run_status
 from tasks.manifest import read_manifest
 from tasks.verify import verify
-from tests.support.lifecycle import RUN, Lifecycle
+from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,50 @@ def test_a_run_that_is_well_says_so(run: RunFacts) -> None:
     assert verdict_of(good).word == "Healthy"
     assert verdict_of(replace(run, steps=(), counts={})).word == "No steps"
     assert verdict_of(replace(run, error="no route")).tone == "bad"
+
+
+def test_nothing_is_called_healthy_before_a_step_was_proven(run: RunFacts) -> None:
+    waiting = replace(run.steps[0], state="waiting", aliases=())
+    verdict = verdict_of(replace(run, counts={"waiting": 1}, steps=(waiting,), latest=None))
+    assert (verdict.tone, verdict.word) == ("calm", "Nothing proven")
+    bad = verdict_of(replace(run, counts={"problem": 2}, steps=run.wrong, latest=None))
+    assert (bad.tone, bad.word) == ("bad", "No safe step")
+    assert bad.sentence == "2 steps of 2 cannot be trusted. No step is published yet."
+
+
+def test_a_run_without_its_latest_names_another_step_to_resume_from(tmp_path: Path) -> None:
+    life = Lifecycle(str(tmp_path / "bucket"), tmp_path)
+    settings = life.settings(scrub=True)
+    for step in ("step_1", "step_2"):
+        life.save(step)
+    life.once(settings)
+    life.save("step_2", OTHER_KEYS)
+    [run] = gather_runs(settings).runs
+    assert verdict_of(run).sentence == "step_2, the latest, was saved over since: resume from step_1."
+    told = {term: (value, more) for term, value, more in _summary(run)}
+    assert told["Safe steps"][0] == "1 of 2"
+    assert told["Not done yet"] == ("1", "1 waiting")
+    assert told["Left aside"] == ("1", "1 replaced")
+    assert told["Stored by the job"][1] == "2 steps"
+    old, new = (step for step in run.steps if step.name == "step_2")
+    assert (old.state, old.saved, old.interval) == ("replaced", None, None)
+    assert new.saved is not None
+    life.once(settings)
+    [run] = gather_runs(settings).runs
+    [norms] = [chart for chart in step_charts(run.steps) if chart.title.startswith("Norms")]
+    assert {key for step in run.steps for key in step.norms} == {label for _, label in norms.keys}
+    for step in ("step_1", "step_2"):
+        for info in life.source.child(step).objects():
+            life.source.remove(f"{step}/{info.name}")
+    [run] = gather_runs(settings).runs
+    said = verdict_of(run).sentence
+    assert said == "step_2, the latest, is no longer in the bucket: only what was published is left."
+    assert run.standing == 0
+
+
+def test_page_and_status_tell_one_rhythm(settings: LifecycleSettings, run: RunFacts) -> None:
+    [status] = run_status(settings).runs
+    assert run.usual_interval == status.saving.usual
 
 
 def test_every_published_step_has_a_page_that_its_manifest_lists(life: Lifecycle, run: RunFacts) -> None:

@@ -19,12 +19,16 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 from dcp.errors import CheckpointError, NotLoadableError, UsageError
 from dcp.exporting.report import CastDtype
 from dcp.findings import Finding, errors_of
+from flows.artifact_pages import code, plain_name
 from flows.settings import DEFAULT_FILE, load_settings
+from flows.text import plural
 from tasks.export import ExportRequest, export_step
 from tasks.prefect_tasks import call_as_task
 from tasks.validate import validate_step
 
 _SHOWN = 200
+_MESSAGE = 500
+"""Characters of a finding's message."""
 
 
 class ExportOptions(BaseModel):
@@ -135,16 +139,15 @@ def _answer(
 ) -> State[Any]:
     shown: list[Finding] = list(findings)
     errors = len(list(errors_of(shown)))
-    body = [f"# {kind} of `{_inert(url)}`", "", f"**{verdict}**", ""]
-    body += [f"- `{_inert(line)}`" for line in lines or ()]
-    body += [f"- {found.severity} `{found.code}`: `{_inert(found.message)}`" for found in shown[:_SHOWN]]
+    body = [f"# {kind} of {code(url)}", "", f"**{verdict}**", ""]
+    body += [f"- {code(line)}" for line in lines or ()]
+    body += [
+        f"- {found.severity} `{found.code}`: {code(found.message, _MESSAGE)}" for found in shown[:_SHOWN]
+    ]
     if len(shown) > _SHOWN:
         body.append(f"- and {len(shown) - _SHOWN} more")
-    create_markdown_artifact("\n".join(body), key=f"checkpoint-{kind}", description=f"{kind} of {url}")
-    message = f"{verdict}: {errors} errors, {len(shown) - errors} other findings"
+    create_markdown_artifact(
+        "\n".join(body), key=f"checkpoint-{kind}", description=f"{kind} of {plain_name(url)}"
+    )
+    message = f"{verdict}: {plural(errors, 'error')}, {plural(len(shown) - errors, 'other finding')}"
     return Completed(name="Completed" if ok else "Bad", message=message)
-
-
-def _inert(text: str) -> str:
-    """Text from a bucket, which must stay text within backquotes."""
-    return "".join(c if c.isprintable() and c != "`" else "\N{REPLACEMENT CHARACTER}" for c in text)[:500]

@@ -9,6 +9,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import State
 
+from flows.artifact_pages import code
 from flows.audit import audit_published
 from flows.on_demand import ExportOptions, export_checkpoint, validate_checkpoint
 from tests.support.lifecycle import Lifecycle
@@ -53,10 +54,20 @@ def test_validation_says_what_is_wrong(life: Lifecycle) -> None:
     assert bad.is_completed()
     assert bad.name == "Bad"
     assert bad.message is not None
-    assert bad.message.startswith("torn: 1 errors")
+    assert bad.message.startswith("torn: 1 error,")
     text = _artifact("checkpoint-validation")
     assert "`files.truncated`" in text
     assert "step_2" in text
+
+
+def test_names_are_shown_as_in_all_other_artifacts(life: Lifecycle) -> None:
+    name = "\u05e9\u05dc\u05d5\u05dd`<b>\u202etxt"
+    life.save(name)
+    _validate(life, f"{life.source.url}/{name}")
+    title = _artifact("checkpoint-validation").splitlines()[0]
+    assert title == f"# validation of {code(f'{life.source.url}/{name}')}"
+    assert "\u202e" not in title
+    assert f"\u200e{name[:4]}\u200e" in title
 
 
 def test_a_checkpoint_of_no_run_is_validated_too(life: Lifecycle, golden: Any) -> None:

@@ -7,12 +7,13 @@ something is due.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from pydantic import Field
 
-from dcp.errors import EnvironmentFault, StorageError
+from dcp.errors import EnvironmentFault, StorageError, UsageError
 from dcp.findings import Report
 from flows.lifecycle import process_step
 from flows.reaching import due_outage, tell_outage
@@ -24,6 +25,9 @@ from tasks.after import Announce
 from tasks.alert import AlertReport, Emit, redeliver
 from tasks.discover import describe, provisional_key
 from tasks.ledger import timestamp
+from tasks.text import plain
+
+_log = logging.getLogger(__name__)
 
 
 class RunReport(Report):
@@ -83,13 +87,12 @@ Processor = Callable[[RunSettings, str], StepReport]
 def run_pass(settings: LifecycleSettings, process: Processor, *, emit: Emit | None = None) -> PassReport:
     """Survey every run and do what is due.
 
+    Whatever is wrong with one run, its settings too, stands in its report, and the others are seen to.
+
     Args:
         settings: all runs.
         process: takes one step as far as it will go.
         emit: emits Prefect events of alerts that are sent again.
-
-    Raises:
-        SettingsError: the settings turned out to be wrong.
     """
     started = time.time()
     reports = [_run_report(settings, run, process, emit) for run in settings.runs]
@@ -141,6 +144,14 @@ def _run_report(
     except EnvironmentFault as error:
         report.ok = False
         report.error = str(error)
+    except UsageError as error:
+        report.ok = False
+        report.mistake = str(error)
+    # Whatever is wrong with one run, the others are seen to.
+    except Exception as error:
+        _log.exception("run %s", run.name)
+        report.ok = False
+        report.error = plain(f"internal error: {type(error).__name__}: {error}")
     return report
 
 
@@ -169,7 +180,6 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
     """One pass. Where nothing is due it ends after the listings; otherwise it runs as a Prefect flow.
 
     Raises:
-        SettingsError: the settings turned out to be wrong.
         EnvironmentFault: Prefect does not work.
     """
     started = time.time()
@@ -182,6 +192,9 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
                 return _in_flow(settings)
             idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
             continue
+        # A fault of ours: the pass tells of it, and sees to the other runs.
+        except Exception:
+            return _in_flow(settings)
         if not found.idle:
             return _in_flow(settings)
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]

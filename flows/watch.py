@@ -68,7 +68,6 @@ def watch_in_flow(settings: LifecycleSettings) -> PassReport:
     """One pass as a flow run in this process; its report, also where storage failed.
 
     Raises:
-        SettingsError: the settings turned out to be wrong.
         EnvironmentFault: Prefect does not work.
     """
     with prefect_answers():

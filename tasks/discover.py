@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dcp.checkpoint import Kind, Survey, fingerprint_of, is_data_file
+from dcp.errors import NotFoundError
 from dcp.index import METADATA
 from dcp.storage import ObjectInfo, Store, is_safe_name
 from dcp.storage.faults import calling
 from tasks.ledger import StepKey
+from tasks.text import writable
 
 DEFAULT_PATTERNS = (
     r"(?:global_?)?steps?[_-]?(?P<step>\d+)",
@@ -136,12 +139,12 @@ def discover(
     compiled = [compile_pattern(pattern) for pattern in patterns]
     steps: list[FoundStep] = []
     unknown: list[str] = []
-    directories, others = _contents(store)
+    directories, others = _contents(store, compiled)
     unknown += [name for name in others if step_number(name, compiled) is not None]
     for name, objects in directories.items():
         number = step_number(name, compiled)
         if number is None:
-            unknown.append(name)
+            unknown.append(writable(name))
             continue
         survey = Survey(store.child(name), objects)
         if not objects and sightings is not None and any(sighting.files for sighting in sightings(name)):
@@ -162,8 +165,12 @@ def discover(
     return Discovery(tuple(steps), tuple(sorted(unknown)))
 
 
-def _contents(store: Store) -> tuple[dict[str, dict[str, ObjectInfo]], set[str]]:
+def _contents(
+    store: Store, patterns: Sequence[re.Pattern[str]]
+) -> tuple[dict[str, dict[str, ObjectInfo]], set[str]]:
     """Objects by directory, and the names of what is no directory: objects, and links to nowhere."""
+    if "://" not in store.url:
+        return _on_disk(store, patterns)
     found: dict[str, dict[str, ObjectInfo]] = {}
     others: set[str] = set()
     for info in store.objects():
@@ -172,17 +179,23 @@ def _contents(store: Store) -> tuple[dict[str, dict[str, ObjectInfo]], set[str]]
             found.setdefault(top, {})[rest] = ObjectInfo(rest, info.size, info.modified, info.identity)
         else:
             others.add(top)
-    if "://" not in store.url:
-        # Only a disk has directories that hold nothing yet, and links.
-        for name in store.directories():
-            found.setdefault(name, {})
-        others |= calling(store.url, _links, store.url) - found.keys()
     return found, others
 
 
-def _links(directory: str) -> set[str]:
-    with os.scandir(directory) as entries:
-        return {entry.name for entry in entries if entry.is_symlink()}
+def _on_disk(
+    store: Store, patterns: Sequence[re.Pattern[str]]
+) -> tuple[dict[str, dict[str, ObjectInfo]], set[str]]:
+    """The same of a disk, where a directory may be empty, and one that is no step's may be closed to us."""
+    found: dict[str, dict[str, ObjectInfo]] = {}
+    names = store.directories()
+    for name in names:
+        if step_number(name, patterns) is None:
+            found[name] = {}
+            continue
+        # It may have been removed since.
+        with suppress(NotFoundError):
+            found[name] = {info.name: info for info in store.child(name).objects()}
+    return found, set(calling(store.url, os.listdir, store.url)) - set(names)
 
 
 def judge(

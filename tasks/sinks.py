@@ -97,10 +97,13 @@ def _sent(url: str, sink: str, title: str, body: str) -> Delivery:
     if not service.add(url):
         return Delivery(sink=sink, ok=False, attempts=0, error="apprise does not understand this URL")
     error = ""
+    log = apprise.logging.getLogger("apprise")
+    # Whatever the program has set for all loggers, apprise gives its reasons nowhere else.
+    log.setLevel(logging.WARNING)
     for attempt in range(1, _TRIES + 1):
         started = time.monotonic()
         said = _Said()
-        apprise.logging.getLogger("apprise").addHandler(said)
+        log.addHandler(said)
         try:
             if service.notify(
                 body=body,
@@ -114,7 +117,7 @@ def _sent(url: str, sink: str, title: str, body: str) -> Delivery:
         except Exception as failed:
             error = f"{type(failed).__name__}: {failed}"
         finally:
-            apprise.logging.getLogger("apprise").removeHandler(said)
+            log.removeHandler(said)
         if time.monotonic() - started > _HANGS:
             _hung[sink] = time.monotonic()
             break

@@ -10,7 +10,7 @@ from flows.lifecycle import process_step
 from flows.passes import PassReport, run_pass
 from flows.settings import RunSettings
 from flows.status import run_status
-from flows.workshop import StepGoneError, Workshop
+from flows.workshop import StepGoneError, StepReport, Workshop
 from tests.support.lifecycle import RUN, Lifecycle, anywhere, outcomes
 
 
@@ -20,7 +20,7 @@ def here(tmp_path: Path) -> Lifecycle:
 
 
 @pytest.mark.parametrize(("document", "said"), [(None, "contract.json"), (b"{}", "is not a contract: keys")])
-def test_a_contract_that_cannot_be_used_ends_the_pass(
+def test_a_contract_that_cannot_be_used_is_the_runs_own_mistake(
     document: bytes | None, said: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     life = Lifecycle(anywhere("gs", request, tmp_path), tmp_path / "settings")
@@ -31,10 +31,41 @@ def test_a_contract_that_cannot_be_used_ends_the_pass(
     settings = life.settings(expectation=f"{contract.url}/contract.json")
     if document is None:
         contract.remove("contract.json")
-    with pytest.raises(SettingsError, match=r"^lifecycle\.toml: runs\[0\]\.expectation: .*") as raised:
-        life.once(settings)
-    assert said in str(raised.value)
+    report = life.once(settings)
+    mistake = str(report.runs[0].mistake)
+    assert (report.exit_code, report.runs[0].error) == (2, None)
+    assert mistake.startswith("lifecycle.toml: runs[0].expectation: ")
+    assert said in mistake
     assert all("failed-1" not in records for records in life.records("step_1"))
+
+
+def test_whatever_is_wrong_with_one_run_the_others_are_seen_to(here: Lifecycle) -> None:
+    here.save("step_1")
+    other = f"""[[runs]]
+name = "other"
+source = "{here.source.url}"
+publish = "{here.url}/elsewhere"
+grace_period = 0
+layouts = []
+"""
+    contract = here.directory / "contract.json"
+    here.directory.mkdir(parents=True)
+    contract.write_text('{"hello')
+    report = here.once(here.settings(tables=other, expectation=str(contract)))
+    assert outcomes(report) == {"step_1": "published"}
+    assert [run.mistake is None for run in report.runs] == [False, True]
+    here.save("step_2")
+
+    def broken(run: RunSettings, step: str) -> StepReport:
+        if run.name == RUN:
+            raise KeyError("a fault of ours")
+        return process_step(Workshop.of(settings, run.name), step)
+
+    settings = here.settings(tables=other)
+    report = run_pass(settings, broken)
+    assert outcomes(report) == {"step_2": "published"}
+    assert [run.error for run in report.runs] == ["internal error: KeyError: 'a fault of ours'", None]
+    assert report.exit_code == 3
 
 
 def test_a_contract_out_of_reach_is_the_environment(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from dcp.records import Records
 from dcp.storage import open_store
 from dcp.storage.http import HttpClient
 from flows.passes import survey_run
+from flows.status import run_status
 from tasks.publish import current_alias, publish_step, verify
 from tests.support import golden
 from tests.support.lifecycle import (
@@ -102,6 +103,21 @@ def test_steps_of_every_writer_are_published_or_named_for_what_they_are(here: Li
     assert set(named.values()) == {"published", "invalid"}
     for step in report.steps:
         assert step.published is None or verify(step.published).ok
+
+
+def test_names_that_are_no_utf8_stop_nothing(here: Lifecycle) -> None:
+    """A disk may hold them: beside steps, and beside the files of a step."""
+    here.save("step_1")
+    here.save("step_2", without=(".metadata",))
+    source = Path(here.source.url)
+    (source / "step_\udcff3").mkdir()
+    for step in ("step_1", "step_2"):
+        (source / step / "__9_\udcff.distcp").write_bytes(b"x")
+    settings = here.settings()
+    assert outcomes(here.once(settings)) == {"step_1": "published", "step_2": "incomplete"}
+    report = here.once(settings)
+    assert (report.runs[0].unchanged, report.runs[0].unknown) == (2, [])
+    assert run_status(settings).runs[0].unknown == ["step_\\udcff3"]
 
 
 def test_a_step_is_test_loaded_where_layouts_are_set(here: Lifecycle) -> None:

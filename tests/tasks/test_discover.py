@@ -1,5 +1,6 @@
 """Names, numbers, order and states of steps."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,6 @@ def store(tmp_path: Path) -> Store:
 
 
 def write(store: Store, name: str, *, age: float = 10.0) -> None:
-    import os
-
     store.replace(name, b"x")
     os.utime(Path(store.url) / name, (NOW - age, NOW - age))
 
@@ -211,3 +210,28 @@ def test_hostile_names_are_no_steps(store: Store) -> None:
     write(store, "step_1\n/.metadata")
     write(store, "step_2/.metadata")
     assert list(found(store, patterns=[r"step_(\d+)\s*"])) == ["step_2"]
+
+
+def test_a_name_that_is_no_utf8_can_be_reported(store: Store) -> None:
+    write(store, "step_1/.metadata")
+    Path(store.url, "step_\udcff2").mkdir()
+    listed = discover(store, grace_seconds=60.0, now=NOW)
+    assert [step.name for step in listed.steps] == ["step_1"]
+    assert listed.unknown == ("step_\\udcff2",)
+
+
+def test_what_is_no_step_is_not_looked_into(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the `lost+found` of a disk, which only root may list."""
+    write(store, "step_1/.metadata")
+    write(store, "lost+found/sub/file")
+    scandir = os.scandir
+
+    def closed(path: os.PathLike[str]) -> Any:
+        if "lost+found" in os.fspath(path):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    listed = discover(store, grace_seconds=60.0, now=NOW)
+    assert [step.name for step in listed.steps] == ["step_1"]
+    assert listed.unknown == ("lost+found",)

@@ -50,6 +50,7 @@ _WRAPPINGS = {
     "torch._utils._rebuild_parameter": 3,
     "torch._utils._rebuild_parameter_with_state": 4,
 }
+_QUANTIZED = "torch._utils._rebuild_qtensor"
 _FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 _REBUILD = {
     "torch._utils._rebuild_tensor": (4, 4),
@@ -161,6 +162,22 @@ def tensor_of(node: Value) -> TensorNode:
     if isinstance(requires_grad, bool):
         found = replace(found, requires_grad=requires_grad)
     return replace(found, wrapping=tuple(wrapping))
+
+
+def quantized_of(node: Value) -> tuple[str, tuple[int, ...]] | None:
+    """Dtype and shape of a quantized tensor; None if it is none.
+
+    Raises:
+        PickleError: it is spelled in a way that torch does not.
+    """
+    if not isinstance(node, Reduce) or not node.calls(_QUANTIZED):
+        return None
+    if len(node.args) < 4 or not isinstance(node.args[0], PersistentRef):
+        raise _malformed(f"{_QUANTIZED} has other arguments than torch gives it")
+    storage = storage_of(node.args[0].pid)
+    if storage.dtype is None:
+        raise _malformed("a quantized tensor's storage has no type")
+    return storage.dtype, _sizes(node.args[2])
 
 
 def storage_of(pid: Value) -> StorageNode:

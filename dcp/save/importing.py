@@ -1,7 +1,7 @@
 """`import_torch_save`: a `torch.save` file to a checkpoint, as if N ranks had saved it.
 
 Every tensor is cut along dimension 0 as DTensor shards it, unless it is named as one to be kept whole;
-scalars and objects are rank 0's. The bytes
+scalars, quantized tensors and objects are rank 0's. The bytes
 go from the mapped file into records of torch's own format, once and in pieces, so memory does not grow with
 the file. They are held against the file's checksums as they pass; the index is written last, as
 `BucketWriter` does it, and only if all of them agree.
@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
-from dcp.boxes import Box
+from dcp.boxes import Box, Shape
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, SourceFileError, UsageError
 from dcp.exporting.state import TensorSpec, build_state
@@ -89,7 +89,7 @@ class _Item:
     index: MetadataIndex
     leaf: Leaf
     box: Box | None
-    """Rows of the tensor; None for an object."""
+    """Rows of the tensor; None for an object, and for a quantized tensor."""
 
 
 def import_torch_save(
@@ -199,6 +199,10 @@ def _plan(leaves: Iterable[Leaf], layout: Layout, whole: Set[str]) -> tuple[Meta
     objects: list[_Item] = []
     items: list[list[_Item]] = [[] for _ in range(layout.ranks)]
     for leaf in leaves:
+        if leaf.quantized is not None:
+            index, described[leaf.key] = _quantized(leaf.key, *leaf.quantized)
+            objects.append(_Item(index, leaf, None))
+            continue
         if leaf.tensor is None:
             described[leaf.key] = BytesStorageMetadata()
             objects.append(_Item(MetadataIndex(leaf.key), leaf, None))
@@ -214,6 +218,14 @@ def _plan(leaves: Iterable[Leaf], layout: Layout, whole: Set[str]) -> tuple[Meta
         )
     items[0] = objects + items[0]
     return Metadata(described, planner_data={leaf.key: leaf.path for leaf in leaves}), items
+
+
+def _quantized(key: str, dtype: str, shape: Shape) -> tuple[MetadataIndex, TensorStorageMetadata]:
+    """A tensor in one chunk. torch saves the quantized tensor itself in it, as it would an object."""
+    offsets = torch.Size([0] * len(shape))
+    chunk = ChunkStorageMetadata(offsets, torch.Size(shape))
+    properties = TensorProperties(dtype=getattr(torch, dtype))
+    return MetadataIndex(key, offsets, 0), TensorStorageMetadata(properties, torch.Size(shape), [chunk])
 
 
 def _shards(tensor: TensorNode, layout: Layout) -> Iterator[tuple[int, Box]]:

@@ -31,7 +31,7 @@ from dcp.pickles.graph import walk
 from dcp.pickles.nodes import Call, PersistentRef, Value
 from dcp.pickles.reader import read
 from dcp.pickles.scan import Verdict, judge, scan
-from dcp.pickles.tensors import TensorNode, is_tensor, storage_of, tensor_of
+from dcp.pickles.tensors import TensorNode, is_tensor, quantized_of, storage_of, tensor_of
 from dcp.records import in_c_order
 from dcp.storage.faults import calling
 from dcp.zip_entries import Entry, all_entries, is_zip
@@ -61,6 +61,8 @@ class Leaf:
     """Plain value or node."""
     tensor: TensorNode | None
     """What ``value`` is, if it is a tensor over a storage."""
+    quantized: tuple[str, Shape] | None
+    """Dtype and shape, if it is a quantized tensor, which has a record of its own class and no shards."""
 
 
 class TorchSource:
@@ -274,7 +276,7 @@ class TorchSource:
                 yield from self._leaves((*path, number), (*place, number), item)
         else:
             key = ".".join(map(str, path))
-            yield Leaf(key, path, place, value, self._tensor(key, value))
+            yield Leaf(key, path, place, value, self._tensor(key, value), quantized_of(value))
 
     def _tensor(self, key: str, value: Value) -> TensorNode | None:
         if not is_tensor(value):
@@ -326,7 +328,7 @@ def mapping_of(value: Value) -> list[tuple[Value, Value]] | None:
 def _is_terminal(value: list[Value]) -> bool:
     """Whether torch saves a list as one object."""
     for entry in value:
-        if mapping_of(entry) is not None or is_tensor(entry):
+        if mapping_of(entry) is not None or is_tensor(entry) or quantized_of(entry) is not None:
             return False
         if isinstance(entry, list) and not _is_terminal(entry):
             return False

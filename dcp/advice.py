@@ -134,6 +134,8 @@ _ERRORS: tuple[tuple[type[CkptError], str], ...] = (
 _LOCAL_FORBIDDEN = "See whose it is and what may be done there (ls -ld, mount), or choose another place."
 _TOO_LARGE = "Raise the limit (ulimit -f) or choose another filesystem; nothing half-written was left behind."
 
+_HANDLES = "Raise the limit (ulimit -n), or ask for fewer and larger files (--max-shard-size)."
+
 
 def _on_this_machine(error: BaseException) -> str:
     """Advice for what a local filesystem refuses, where that is not a bucket's; otherwise empty."""
@@ -144,6 +146,8 @@ def _on_this_machine(error: BaseException) -> str:
         return _LOCAL_FORBIDDEN
     if isinstance(error, OutOfSpaceError) and getattr(error.__cause__, "errno", None) == errno.EFBIG:
         return _TOO_LARGE
+    if getattr(error.__cause__, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        return _HANDLES
     return ""
 
 

@@ -18,6 +18,7 @@ from dcp.errors import (
     ForbiddenError,
     NotFoundError,
     OutOfSpaceError,
+    StorageError,
     UnreachableError,
 )
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_HANDLES = {errno.EMFILE, errno.ENFILE}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _CREDENTIAL_ERRORS = {
     "NoCredentialsError",
@@ -69,6 +71,8 @@ def translate(error: BaseException, url: str) -> CkptError:
         return NotFoundError(f"nothing at {url}", url)
     if number == errno.EFBIG:
         return OutOfSpaceError(f"{url} would be larger than a file may be there ({reason})", url)
+    if number in _HANDLES:
+        return StorageError(f"this process may open no more files, so not {url} ({reason})", url)
     if number in _FULL:
         return OutOfSpaceError(f"no space left writing {url} ({reason})", url)
     return UnreachableError(f"cannot reach {url} ({reason})", url)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from dcp.errors import BusyError, NotFoundError, UsageError
+from dcp.errors import BusyError, NotFoundError, StorageError, UsageError
 from dcp.storage.faults import calling, translate
 from dcp.storage.partial import TEMPORARY, make_directory, partial_file, sweep, sync_directory
 from dcp.storage.store import Held, ObjectInfo, Sink, Store, truncated
@@ -157,6 +157,9 @@ class LocalStore(Store):
                 _flush(file)
                 temporary.replace(path)
                 sync_directory(path.parent)
+        except StorageError:
+            # Of another file that is being written meanwhile.
+            raise
         except OSError as error:
             raise translate(error, str(path)) from error
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemWriter, save
 
 from dcp.exporting import machine
 from tests.flows.cli.ckpt import Ckpt, Said, command
@@ -29,10 +30,12 @@ dcp.export(sys.argv[1], sys.argv[2], format=sys.argv[3], progress=progress, max_
 """
 
 
-def exported(step: Path, dest: Path, kind: str, before: Callable[[], None] | None = None) -> Said:
+def exported(
+    step: Path, dest: Path, kind: str, before: Callable[[], None] | None = None, shard: str = "150MB"
+) -> Said:
     """`ckpt export` in a process of its own; ``before`` runs in it first."""
     done = subprocess.run(
-        command("export", step, dest, "--format", _format(kind), "--max-shard-size", "150MB"),
+        command("export", step, dest, "--format", _format(kind), "--max-shard-size", shard),
         preexec_fn=before,
         capture_output=True,
         text=True,
@@ -106,6 +109,23 @@ def test_a_full_disk(kind: str, fsdp2_checkpoint: SavedCheckpoint, tmp_path: Pat
         "larger than a file may be",
     )
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before, "the old one stands"
+
+
+def test_more_files_than_a_process_may_open(tmp_path: Path) -> None:
+    """Shards that show together are open together."""
+    save(
+        {f"w{number}": torch.ones(100) for number in range(120)},
+        storage_writer=FileSystemWriter(tmp_path / "step"),
+    )
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+
+    dest = tmp_path / "out"
+    said = exported(tmp_path / "step", dest, "safetensors", limited, shard="400B")
+    one_line(said, "may open no more files", "ulimit -n")
+    assert not dest.exists()
+    assert exported(tmp_path / "step", dest, "safetensors", limited, shard="40kB").code == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")

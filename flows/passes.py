@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 from pydantic import Field
 
-from dcp.errors import EnvironmentFault, StorageError, UsageError
+from dcp.errors import EnvironmentFault, SettingsError, StorageError, UsageError
 from dcp.findings import Report
 from flows.lifecycle import process_step
-from flows.reaching import due_outage, tell_outage
+from flows.reaching import due_outage, due_unnoted, tell_outage, tell_return, tell_unnoted
 from flows.run_telling import tell_run
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, open_run_problems, survey_run
+from flows.unnoted import Unnoted
 from flows.workshop import StageSettingsError, StepGoneError, StepReport, Workshop
 from tasks.after import Announce
 from tasks.alert import AlertReport, Emit, redeliver
@@ -141,12 +142,15 @@ def _run_report(
         if found.due and report.ok and not report.leased:
             fitting = open_run_problems(found.snapshot).get("settings")
             report.alerts += tell_run(settings, found, (fitting,) if fitting else (), emit, new=False)
-    except EnvironmentFault as error:
-        report.ok = False
-        report.error = str(error)
-    except UsageError as error:
+        report.alerts += tell_return(settings, run, emit)
+    except SettingsError as error:
         report.ok = False
         report.mistake = str(error)
+    except (EnvironmentFault, UsageError) as error:
+        report.ok = False
+        report.error = str(error)
+        if isinstance(error, StorageError):
+            report.alerts += tell_unnoted(settings, run, error, emit)
     # Whatever is wrong with one run, the others are seen to.
     except Exception as error:
         _log.exception("run %s", run.name)
@@ -188,15 +192,16 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
         try:
             found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
         except StorageError as error:
-            if due_outage(settings, run) is not None:
+            if due_outage(settings, run) is not None or due_unnoted(settings, run, error) is not None:
                 return _in_flow(settings)
             idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
             continue
         # A fault of ours: the pass tells of it, and sees to the other runs.
         except Exception:
             return _in_flow(settings)
-        if not found.idle:
+        if not found.idle or Unnoted(run).told:
             return _in_flow(settings)
+        Unnoted(run).over()
         writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
         idle.append(
             RunReport(

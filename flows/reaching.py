@@ -2,17 +2,19 @@
 
 An outage is a `StepKey` under `RUN`: ``seen`` since the first pass that it failed, ``alerted`` once it has
 lasted for `unreachable_after`, and over with ``restored-1`` or, if it was told, with the alert of its
-recovery. The next outage has the next key. Where the ledger itself is out of reach nothing can be noted, so
-nothing is told here: the flow run of `watch` fails, and what watches it tells.
+recovery. The next outage has the next key. Where it is the ledger that is out of reach, the machine remembers
+(`flows.unnoted`), and people are told once by each machine.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from dcp.errors import EnvironmentFault, StorageError
 from flows.settings import LifecycleSettings, RunSettings
-from tasks.alert import Alert, AlertReport, Emit, raise_alert
+from flows.unnoted import Unnoted
+from tasks.alert import Alert, AlertReport, Emit, raise_alert, tell_unrecorded
 from tasks.ledger import Ledger, StepKey, timestamp
 from tasks.run_health import run_key
 from tasks.snapshot import Snapshot, take_snapshot
@@ -59,7 +61,56 @@ def tell_outage(
     Raises:
         StorageError: the ledger failed.
     """
+    alert = _alert(settings, run, error, outage.since)
+    sinks = settings.alert_urls(run)
+    return raise_alert(outage.ledger, outage.key, alert, sinks=sinks, emit=emit)
+
+
+def due_unnoted(settings: LifecycleSettings, run: RunSettings, error: StorageError) -> float | None:
+    """Note that a run's ledger failed; since when it has, if that is to be told and nobody has done so."""
+    if not (error.url or "").startswith(run.publish):
+        return None
+    unnoted = Unnoted(run)
+    since = unnoted.since()
+    if since is None or unnoted.told or unnoted.now() - since < settings.unreachable_after:
+        return None
+    return since
+
+
+def tell_unnoted(
+    settings: LifecycleSettings, run: RunSettings, error: StorageError, emit: Emit | None
+) -> list[AlertReport]:
+    """Tell that a run's ledger has been out of reach, if it has for long enough and nobody here has told."""
+    since = due_unnoted(settings, run, error)
+    unnoted = Unnoted(run)
+    if since is None or not unnoted.claim():
+        return []
+    report = tell_unrecorded(_alert(settings, run, error, since), sinks=settings.alert_urls(run), emit=emit)
+    if report.deliveries and not any(delivery.ok for delivery in report.deliveries):
+        unnoted.withdraw()
+    return [report]
+
+
+def tell_return(settings: LifecycleSettings, run: RunSettings, emit: Emit | None) -> list[AlertReport]:
+    """Note that a run's ledger answers, and tell so if people had been told that it does not."""
+    if not Unnoted(run).over():
+        return []
     alert = Alert(
+        run=run.name,
+        step="",
+        fingerprint="",
+        problem="recovered",
+        headline="its storage can be reached again",
+        what="a pass could read and write all it needs; told before: its storage cannot be reached",
+        where=run.publish,
+        since=timestamp(time.time()),
+        command=f"ckpt status --run {run.name} --config {settings.file}",
+    )
+    return [tell_unrecorded(alert, sinks=settings.alert_urls(run), emit=emit)]
+
+
+def _alert(settings: LifecycleSettings, run: RunSettings, error: StorageError, since: float) -> Alert:
+    return Alert(
         run=run.name,
         step="",
         fingerprint="",
@@ -67,13 +118,11 @@ def tell_outage(
         headline="its storage cannot be reached",
         what=plain(str(error)),
         where=error.url or run.source,
-        since=timestamp(outage.since),
+        since=timestamp(since),
         command=f"ckpt watch --once --config {settings.file}",
         advice="Restore the place, its credentials or its permissions; the next pass goes on by itself. "
         "Until then nothing is known of its steps, and none is called bad.",
     )
-    sinks = settings.alert_urls(run)
-    return raise_alert(outage.ledger, outage.key, alert, sinks=sinks, emit=emit)
 
 
 def end_outage(ledger: Ledger, snapshot: Snapshot) -> None:

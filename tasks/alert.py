@@ -192,6 +192,13 @@ def raise_alert(
     return _deliver(ledger, key, record, 1, alert, sinks, emit)
 
 
+def tell_unrecorded(alert: Alert, *, sinks: Sequence[str], emit: Emit | None) -> AlertReport:
+    """Tell people of what no ledger can record; that it is told once is for the caller to see to."""
+    deliveries = _sent(alert, sinks, emit)
+    ok = all(delivery.ok for delivery in deliveries)
+    return AlertReport(problem=alert.problem, record="", first=True, ok=ok, deliveries=deliveries)
+
+
 def told(stages: Mapping[str, Mapping[str, Any]] | frozenset[str], first: str | None, problem: str) -> bool:
     """Whether ``problem`` has been told, from the names of records and the problem of ``alerted``."""
     return ("alerted" in stages and first == problem) or f"alerted-{problem}" in stages
@@ -263,9 +270,8 @@ def _deliver(
     emit: Emit | None,
 ) -> AlertReport:
     done = _delivered_before(ledger, key, record, number)
-    deliveries = [_emitted(alert, emit)] if emit is not None and EVENT_SINK not in done else []
     wanted = [sink for sink in sinks if sink_name(sink) not in done]
-    deliveries += send_all(wanted, title=alert.title, body=alert.body)
+    deliveries = _sent(alert, wanted, None if EVENT_SINK in done else emit)
     ok = all(delivery.ok for delivery in deliveries)
     ledger.create(
         key,
@@ -273,6 +279,11 @@ def _deliver(
         {"ok": ok, "problem": alert.problem, "deliveries": [d.model_dump(mode="json") for d in deliveries]},
     )
     return AlertReport(problem=alert.problem, record=record, first=True, ok=ok, deliveries=deliveries)
+
+
+def _sent(alert: Alert, sinks: Sequence[str], emit: Emit | None) -> list[Delivery]:
+    deliveries = [] if emit is None else [_emitted(alert, emit)]
+    return deliveries + send_all(sinks, title=alert.title, body=alert.body)
 
 
 def _delivered_before(ledger: Ledger, key: StepKey, record: str, number: int) -> set[str]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from dcp.errors import UsageError
+from dcp.errors import ForbiddenError, UsageError
 from dcp.sizes import human_bytes
+from dcp.storage.local import LocalStore
 from flows.lifecycle import process_step
 from flows.passes import watch_once
 from flows.status import run_status
+from flows.unnoted import Unnoted
 from flows.workshop import Workshop
 from tasks.ledger import Ledger, timestamp
 from tests.support.lifecycle import OTHER_KEYS, RUN, Lifecycle, outcomes
@@ -293,3 +295,49 @@ def test_storage_that_fails_for_a_moment_is_told_to_nobody(
     here.once(settings)
     [alert] = here.told
     assert (alert.problem, alert.since) == ("unreachable", timestamp(begun + 12 * 60))
+
+
+@pytest.mark.parametrize("lost", ["objects", "create"])
+def test_a_ledger_that_stays_out_of_reach_is_told_once_and_its_return_once(
+    lost: str, here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it to list or to write it: what no ledger can note, this machine remembers over all passes."""
+    saved(here, "step_1", 60)
+    monkeypatch.setenv("XDG_STATE_HOME", str(here.directory / "state"))
+    settings = here.settings('unreachable_after = "0s"\n')
+    here.once(settings)
+    saved(here, "step_2", 50)
+    root = settings.runs[0].publish
+    allowed = getattr(LocalStore, lost)
+
+    def refused(store: LocalStore, *arguments: Any) -> Any:
+        if store.url.startswith(root):
+            raise ForbiddenError(f"no permission for {store.url}", store.url)
+        return allowed(store, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, lost, refused)
+        for _ in range(3):
+            assert here.once(settings).exit_code == 3
+        [alert] = here.told
+        assert (alert.problem, alert.title) == ("unreachable", f"[{RUN}] its storage cannot be reached")
+        assert root in alert.what
+        assert alert.command == f"ckpt watch --once --config {settings.file}"
+    for _ in range(2):
+        assert here.once(settings).exit_code == 0
+    assert [told.problem for told in here.told] == ["unreachable", "recovered"]
+    assert watch_once(settings).exit_code == 0
+    assert list((here.directory / "state" / "ckpt-lifecycle").iterdir()) == []
+
+
+def test_a_ledger_that_failed_long_ago_begins_another_outage(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(here.directory / "state"))
+    run = here.settings().runs[0]
+    assert Unnoted(run, clock=lambda: 1e9).since() == 1e9
+    assert Unnoted(run, clock=lambda: 1e9 + 60).since() == 1e9
+    assert Unnoted(run).claim()
+    assert not Unnoted(run).claim()
+    assert Unnoted(run, clock=lambda: 1e9 + 86400).since() == 1e9 + 86400
+    assert not Unnoted(run).told

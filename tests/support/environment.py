@@ -53,6 +53,7 @@ def prepare(*, is_worker: bool) -> Places:
     os.environ.update(_FIXED)
     os.environ[_RUN] = str(run)
     os.environ["PREFECT_HOME"] = str(worker / "prefect")
+    os.environ["XDG_STATE_HOME"] = str(worker / "state")
     wait_for_no_disk()
     return Places(run, worker)
 

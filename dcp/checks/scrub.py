@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -19,7 +19,7 @@ from dcp.boxes import Box, Shape, check_tiling
 from dcp.checkpoint import Checkpoint
 from dcp.checks.optimizer import is_optimizer_state
 from dcp.checks.sound import is_sound
-from dcp.checks.subclasses import is_subclass, unchecked
+from dcp.checks.subclasses import damage_of, is_subclass, unchecked
 from dcp.checks.values import LOOKED_AT, MEASURED, Health, measure
 from dcp.errors import CheckpointError
 from dcp.exporting.bands import bands
@@ -143,12 +143,19 @@ class _Scrub:
                     if _undecodable(content) and is_subclass(self.records, entry):
                         self._report(unchecked(entry))
                     else:
-                        for fault in content.faults:
+                        for fault in self._causes(entry, content):
                             self._report(fault.as_finding())
                     if not content.faults and not isinstance(entry, _Part):
                         self._keep(entry, content)
                     self.unchecked += content.unchecked
                     self.result.bytes_read += content.bytes_read
+
+    def _causes(self, entry: TensorEntry, content: _Content) -> Sequence[CheckpointError]:
+        """What is wrong with a tensor. Of one that is no plain one only its archive tells of damage."""
+        if not _undecodable(content):
+            return content.faults
+        found = [damage_of(self.records, entry.key, record) for record in entry.chunks.records]
+        return [error for error in found if error is not None] or content.faults
 
     def _content(self, entry: TensorEntry) -> _Content:
         """Read one tensor from front to back. One thread does it all, while the bytes are in its cache."""

@@ -50,6 +50,21 @@ def subclass_archive(records: Records, key: str, record: Record | None) -> Archi
     return archive if isinstance(archive.value, Reduce) and str(archive.value.func) in _MAKERS else None
 
 
+def damage_of(records: Records, key: str, record: Record | None) -> CheckpointError | None:
+    """What is wrong with the bytes of a record that is no plain tensor's, if they are not what was written.
+
+    Raises:
+        StorageError: the store failed.
+    """
+    if record is None:
+        return None
+    try:
+        records.read_object(ObjectEntry(key, record))
+    except CheckpointError as error:
+        return error if error.code == "records.corrupt" else None
+    return None
+
+
 def unchecked(entry: TensorEntry) -> Finding:
     """What a check says of such a tensor."""
     return finding(

@@ -46,6 +46,13 @@ def load_foreign(
         raise fault(entry, chunk.record, why, chunk=chunk)
     wanted = narrow_tensor_by_index(value, item.storage_offsets, item.lengths)
     target = planner.resolve_tensor(item)
+    if wanted.is_quantized and not target.is_quantized:
+        dtype = str(target.dtype).removeprefix("torch.")
+        why = (
+            f"it is quantized ({entry.dtype}), and the tensor to load into is {dtype}: load it into a "
+            "quantized tensor, and take that one's dequantize()"
+        )
+        raise fault(entry, chunk.record, why, code="keys.dtype", chunk=chunk)
     with torch.no_grad():
         target.copy_(wanted)
     if wanted.is_quantized and not torch.equal(
@@ -56,7 +63,3 @@ def load_foreign(
         raise fault(entry, chunk.record, why, chunk=chunk)
     planner.commit_tensor(item, target.detach())
     return True
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(a.dequantize(), b.dequantize())

@@ -24,6 +24,7 @@ from torch.futures import Future
 from dcp.archive import Archive
 from dcp.boxes import Box
 from dcp.checkpoint import Checkpoint, open_checkpoint
+from dcp.checks.subclasses import damage_of
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.index import ObjectEntry, TensorEntry
@@ -194,7 +195,7 @@ class BucketReader(StorageReader):
                         raise value
                     objects.give()
                     if not load_foreign(records, planner, item, need.entry, need.chunk):
-                        raise value
+                        raise damage_of(records, need.entry.key, need.chunk.record) or value
                     foreign.add(id(item))
                     continue
                 if isinstance(need, ObjectNeed):

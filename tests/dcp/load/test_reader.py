@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 from torch.distributed.checkpoint.planner import ReadItem
 
+import dcp
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import CheckpointError, NotFoundError, NotLoadableError, RecordError, UsageError
 from dcp.index import TensorEntry
@@ -383,12 +384,23 @@ def test_scales_that_a_view_does_not_take_are_no_silent_change_of_values(tmp_pat
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_damaged_quantized_tensor_is_an_error(tmp_path: Path) -> None:
-    save({"q": per_tensor(torch.rand(30, 4))}, tmp_path / "step")
+    saved = per_tensor(torch.rand(30, 4))
+    save({"q": saved}, tmp_path / "step")
     data = bytearray((tmp_path / "step" / "__0_0.distcp").read_bytes())
-    data[len(data) // 2] ^= 1
+    data[data.index(saved.int_repr().numpy().tobytes()) + 7] ^= 1
     (tmp_path / "step" / "__0_0.distcp").write_bytes(data)
-    with pytest.raises((RecordError, CheckpointException), match="q"):
+    with pytest.raises((RecordError, CheckpointException), match=r"q: .*CRC"):
         load({"q": per_tensor(torch.rand(30, 4))}, BucketReader(str(tmp_path / "step")))
+    report = dcp.validate(str(tmp_path / "step"), scrub=True)
+    assert [(found.code, found.key) for found in report.findings] == [("records.corrupt", "q")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_quantized_tensor_goes_into_no_plain_one(tmp_path: Path) -> None:
+    save({"q": per_tensor(torch.rand(30, 4))}, tmp_path / "step")
+    said = r"q .*quantized \(qu?int8\), and the tensor to load into is float32: .* dequantize\(\)"
+    with pytest.raises((RecordError, CheckpointException), match=said):
+        load({"q": torch.zeros(30, 4)}, BucketReader(str(tmp_path / "step")))
 
 
 def test_a_class_that_torch_does_not_know_is_named_with_what_to_do(

@@ -9,7 +9,7 @@ from dcp.boxes import Box, check_tiling
 from dcp.dtypes import ITEMSIZE
 from dcp.index import CheckpointIndex, Chunk, Chunks, Entry, ObjectEntry, TensorEntry
 from dcp.layout import Layout, shard
-from dcp.load.batches import BAND, batches, bytes_of, cut, slices
+from dcp.load.batches import BAND, BATCH, batches, bytes_of, cut, slices
 from dcp.load.regions import moved
 from dcp.record import Record
 
@@ -98,3 +98,18 @@ def test_slices_follow_the_files_and_count_bands() -> None:
     assert [list(part.entries) for part in slices(index, 10)] == [["a", "c", "b"]]
     assert [list(part.entries) for part in slices(index, 5)] == [["a", "c"], ["b"]]
     assert [list(part.entries) for part in slices(index, 4)] == [["a"], ["c"], ["b"]]
+    # Whatever is larger than a slice stands alone, and no slice is empty or counts what stood before.
+    assert [list(part.entries) for part in slices(index, 1)] == [["a"], ["c"], ["b"]]
+    same = [tensor(name, (4,), at=at * 10_000) for at, name in enumerate("abcdef")]
+    even = CheckpointIndex({entry.key: entry for entry in same}, None)
+    assert [list(part.entries) for part in slices(even, 2)] == [["a", "b"], ["c", "d"], ["e", "f"]]
+
+
+def test_a_large_budget_makes_neither_large_bands_nor_large_batches() -> None:
+    index = CheckpointIndex(
+        {f"w{number}": tensor(f"w{number}", (40, BAND // 16)) for number in range(3)}, None
+    )
+    cuts = cut(index, [Layout(fsdp=1)], 1 << 40)
+    assert {box.volume * 4 for box in cuts["w0"].boxes} == {BAND}
+    costs = [[band.cost for band in batch.bands] for batch in batches(index, cuts, 1 << 40)]
+    assert costs == [[BAND] * (BATCH // BAND)] * 7 + [[BAND] * 2]

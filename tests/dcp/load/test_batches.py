@@ -100,6 +100,8 @@ def test_slices_follow_the_files_and_count_bands() -> None:
     assert [list(part.entries) for part in slices(index, 4)] == [["a"], ["c"], ["b"]]
     # Whatever is larger than a slice stands alone, and no slice is empty or counts what stood before.
     assert [list(part.entries) for part in slices(index, 1)] == [["a"], ["c"], ["b"]]
+    alone = CheckpointIndex({"c": index.entries["c"]}, None)
+    assert [list(part.entries) for part in slices(alone, 1)] == [["c"]]
     same = [tensor(name, (4,), at=at * 10_000) for at, name in enumerate("abcdef")]
     even = CheckpointIndex({entry.key: entry for entry in same}, None)
     assert [list(part.entries) for part in slices(even, 2)] == [["a", "b"], ["c", "d"], ["e", "f"]]

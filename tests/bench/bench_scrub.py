@@ -1,17 +1,21 @@
 """A scrub beside the raw speed of reading and one core's CRC-32.
 
-python -m tests.bench.bench_scrub CHECKPOINT
+python -m tests.bench.bench_scrub [CHECKPOINT] [--megabytes 1000] [--rounds 5]
+
+Without CHECKPOINT one that FSDP 2 over tensor parallelism 2 saves here.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import dcp
+from tests.bench.synthetic import save_2d
 
 
 def read_raw(files: list[Path]) -> None:
@@ -35,14 +39,24 @@ def crc_of_memory(size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("checkpoint", type=Path, nargs="?")
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of the checkpoint saved here")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    files = [path for path in arguments.checkpoint.iterdir() if path.suffix == ".distcp"]
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = arguments.checkpoint
+        if checkpoint is None:
+            checkpoint = Path(directory) / "step"
+            save_2d(checkpoint, arguments.megabytes)
+        _compare(checkpoint, arguments.rounds)
+
+
+def _compare(checkpoint: Path, rounds: int) -> None:
+    files = [path for path in checkpoint.iterdir() if path.suffix == ".distcp"]
     size = sum(path.stat().st_size for path in files)
 
     def scrub() -> None:
-        report = dcp.validate(str(arguments.checkpoint), scrub=True, copied=True)
+        report = dcp.validate(str(checkpoint), scrub=True, copied=True)
         assert report.ok
 
     contestants: dict[str, Callable[[], None]] = {
@@ -51,7 +65,7 @@ def main() -> None:
         "scrub": scrub,
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(arguments.rounds + 1):
+    for number in range(rounds + 1):
         for name, run in contestants.items():
             started = time.perf_counter()
             run()

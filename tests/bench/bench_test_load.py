@@ -1,8 +1,9 @@
 """A simulated test-load beside torch's own load on as many real gloo ranks, and those with `BucketReader`.
 
-python -m tests.bench.bench_test_load CHECKPOINT [--layout fsdp=3]… [--memory-budget BYTES]
+python -m tests.bench.bench_test_load [CHECKPOINT] [--megabytes 500] [--layout fsdp=3]…
 
-Whole processes are timed. Torch's ranks only load; the test-load also poisons, checks CRCs and compares.
+Without CHECKPOINT one that FSDP 2 over tensor parallelism 2 saves here. Whole processes are timed. Torch's
+ranks only load; the test-load also poisons, checks CRCs and compares.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.measure import Contestant, compare
+from tests.bench.synthetic import save_2d
 
 BARS = {"read, bytes needed": 1.02, "faster than torch load": 3.0}
 """At most the one, at least the other; the peak may be the memory budget and `BESIDE`."""
@@ -27,7 +29,8 @@ BESIDE = 300 << 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoint")
+    parser.add_argument("checkpoint", nargs="?")
+    parser.add_argument("--megabytes", type=int, default=500, help="size of the checkpoint saved here")
     parser.add_argument("--layout", action="append")
     parser.add_argument("--memory-budget", type=int, default=1 << 30)
     parser.add_argument("--rounds", type=int, default=3)
@@ -37,8 +40,13 @@ def main() -> None:
     if arguments.ranks:
         print(json.dumps(_load_on_ranks(arguments.checkpoint, layouts[0], arguments.ranks)))
         return
-    for layout in layouts:
-        _compare(arguments.checkpoint, layout, arguments.memory_budget, arguments.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = arguments.checkpoint
+        if checkpoint is None:
+            checkpoint = f"{directory}/step"
+            save_2d(Path(checkpoint), arguments.megabytes)
+        for layout in layouts:
+            _compare(checkpoint, layout, arguments.memory_budget, arguments.rounds)
 
 
 def _compare(checkpoint: str, layout: str, budget: int, rounds: int) -> None:

@@ -27,7 +27,7 @@ _NOT_HERE = ("kubectl",)
 """There is no cluster in a test."""
 
 
-def _commands(text: str) -> list[str]:
+def commands_of(text: str) -> list[str]:
     """Lines of blocks of shell, and commands with arguments that stand in the text."""
     blocks = "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -41,7 +41,7 @@ COMMANDS = list(
         pytest.param(path.relative_to(ROOT).as_posix(), line, id=f"{path.parent.name}-{line[:70]}")
         for path in DOCUMENTS
         if path != _RUN_ELSEWHERE
-        for line in _commands(path.read_text())
+        for line in commands_of(path.read_text())
     )
 )
 
@@ -106,7 +106,7 @@ def test_the_check_can_fail() -> None:
         _parses(["validate", "x", "--no-such-option"])
     with pytest.raises(KeyError):
         _parses(["no-such-command", "x"])
-    assert "make demo" in _commands("```sh\nmake demo\n```\n")
+    assert "make demo" in commands_of("```sh\nmake demo\n```\n")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.parent.name)

@@ -1,9 +1,9 @@
 """Floating tensors in another floating type, bit for bit as torch's ``.to()`` gives them.
 
-The cast that nearly all exports want, float32 to bfloat16, and those that only widen are done on the bits;
-any other loads torch. A narrower type can be too small for a number, which then becomes infinite: those are
-counted on the way, while the bytes are in the core's cache. What torch itself leaves open stays open: in a
-cast from float64 to bfloat16 the bits of a NaN depend on its position.
+The casts that nearly all exports want, of float32 or bfloat16 to a half precision, and those that only widen
+are done here; any other loads torch. A narrower type can be too small for a number, which then becomes
+infinite: those are counted on the way, while the bytes are in the core's cache. What torch itself leaves open
+stays open: in a cast from float64 to bfloat16 the bits of a NaN depend on its position.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _BLOCK = 1 << 15
 _ALONE = frozenset(
     {
         ("float32", "bfloat16"),
+        ("float32", "float16"),
+        ("bfloat16", "float16"),
         ("bfloat16", "float32"),
         ("bfloat16", "float64"),
         ("float32", "float64"),
@@ -33,6 +35,8 @@ _MAGNITUDE = 0x7FFFFFFF
 _INFINITE = 0x7F800000
 _TOO_LARGE = 0x7F7F8000
 """Bits of a float32 without its sign: infinity, and the smallest that a bfloat16 cannot hold."""
+_INFINITE_HALF, _QUIET_NAN_HALF = 0x7C00, 0x7E00
+"""Bits of a float16: infinity, and those that every quiet NaN has."""
 
 
 def output_dtype(dtype: str, wanted: str | None) -> str:
@@ -58,6 +62,9 @@ def cast(view: memoryview, source: str, target: str) -> tuple[memoryview, int]:
     bits = np.frombuffer(view, np.uint32 if source == "float32" else np.uint16)
     if source == "bfloat16":
         bits = bits.astype(np.uint32) << 16
+    if target == "float16":
+        out, overflowed = _to_float16(bits.view(np.float32))
+        return _bytes(out), overflowed
     if target == "float32":
         return _bytes(bits), 0
     # numpy says so when it meets a NaN.
@@ -111,6 +118,21 @@ def _to_bfloat16(bits: NDArray[Any]) -> tuple[NDArray[Any], int]:
         if largest > _INFINITE:
             target[rounded > _INFINITE] = 0xFFFF
     return out, overflowed
+
+
+def _to_float16(values: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """To the nearest, ties to even; NaNs are quiet and keep their upper bits, as torch's do."""
+    import numpy as np
+
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        out: NDArray[Any] = values.astype(np.float16).view(np.uint16)
+    magnitudes = out & 0x7FFF
+    if not len(out) or magnitudes.max() < _INFINITE_HALF:
+        return out, 0
+    undefined = magnitudes > _INFINITE_HALF
+    bits = values.view(np.uint32)[undefined]
+    out[undefined] = (bits >> 16 & 0x8000) | _QUIET_NAN_HALF | (bits >> 13 & 0x3FF)
+    return out, int(np.count_nonzero(magnitudes == _INFINITE_HALF)) - int(np.count_nonzero(np.isinf(values)))
 
 
 def _by_torch(view: memoryview, source: str, target: str) -> tuple[memoryview, int]:

@@ -85,10 +85,11 @@ def test_only_floating_tensors_are_cast(
     assert plan.bytes > plan.disk
 
 
-def test_the_usual_cast_needs_no_torch(golden: Callable[[str], Path], tmp_path: Path) -> None:
-    assert not needs_torch("float32", "bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_usual_casts_need_no_torch(dtype: str, golden: Callable[[str], Path], tmp_path: Path) -> None:
+    assert not needs_torch("float32", dtype)
     code = (
-        "import sys, dcp; dcp.export(*sys.argv[1:], dtype='bfloat16')\n"
+        f"import sys, dcp; dcp.export(*sys.argv[1:], dtype='{dtype}')\n"
         "assert not {'torch', 'prefect'} & set(sys.modules)"
     )
     arguments = [str(golden("torch_tied")), str(tmp_path / "out.pt")]

@@ -51,10 +51,13 @@ def verdict_of(run: RunFacts) -> Verdict:
     if not run.steps:
         return Verdict("calm", "No steps", "Nothing was saved yet.")
     resume = _resume(run)
-    if run.troubles:
-        stalled = any(trouble.problem == "stalled" for trouble in run.troubles)
-        said = "; ".join(trouble.what or trouble.problem for trouble in run.troubles)
-        return Verdict("warn", "Stalled" if stalled else "Look at it", f"{said}. {resume}")
+    told = [trouble.what or trouble.problem for trouble in run.troubles]
+    if run.stalled and not any(trouble.problem == "stalled" for trouble in run.troubles):
+        # Nobody watches, or the next pass is still to come.
+        told.insert(0, f"Nothing was committed for {human_age(run.quiet or 0)}")
+    if told:
+        stalled = run.stalled or any(trouble.problem == "stalled" for trouble in run.troubles)
+        return Verdict("warn", "Stalled" if stalled else "Look at it", f"{'; '.join(told)}. {resume}")
     wrong, proven = _count(run, "problem", "failing"), _count(run, "published")
     if wrong:
         said = f"{plural(wrong, 'step')} of {_total(run):,} cannot be trusted. {resume}"

@@ -98,6 +98,8 @@ class RunFacts:
     """Seconds since the newest commit; where there are too few of them to tell, since anything was saved."""
     usual_interval: float | None
     """Seconds between two commits, usually."""
+    stalled: bool
+    """Whether commits have stopped, told as an alert or not."""
     latest: StepFact | None
     steps: tuple[StepFact, ...]
     """Those that are listed, in order."""
@@ -176,6 +178,7 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         ),
         quiet=now - max(times.values()) if quiet is None and times else quiet,
         usual_interval=status.saving.usual,
+        stalled=status.saving.state == "stalled",
         latest=latest,
         steps=tuple(steps),
         more_steps=len(status.steps) - len(listed),

@@ -203,6 +203,13 @@ def test_it_prints_black_on_white(opened: Open, damaged_page: Path) -> None:
         assert it.page.locator(".canvas").is_visible()
 
 
+def test_tables_fit_the_paper(opened: Open, page_file: Path) -> None:
+    # A4 within Chromium's own margins, in CSS pixels.
+    with opened(page_file, width=718) as it:
+        it.page.emulate_media(media="print")
+        assert it.page.evaluate("document.documentElement.scrollWidth") <= 718
+
+
 def test_the_damage_can_be_told_without_colour(opened: Open, damaged_page: Path) -> None:
     with opened(damaged_page) as it:
         fills = it.page.evaluate(

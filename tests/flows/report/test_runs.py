@@ -117,6 +117,12 @@ def test_a_run_without_its_latest_names_another_step_to_resume_from(tmp_path: Pa
     assert run.standing == 0
 
 
+def test_a_run_that_nobody_watches_is_seen_to_stall(run: RunFacts) -> None:
+    verdict = verdict_of(replace(run, stalled=True, quiet=7200.0, troubles=()))
+    assert (verdict.tone, verdict.word) == ("warn", "Stalled")
+    assert verdict.sentence == "Nothing was committed for 2 h. Resume from step_2."
+
+
 def test_page_and_status_tell_one_rhythm(settings: LifecycleSettings, run: RunFacts) -> None:
     [status] = run_status(settings).runs
     assert run.usual_interval == status.saving.usual

@@ -21,6 +21,7 @@ from flows.flow_runs import declare_crashed, killed_for_memory, start_run, state
 from flows.settings import LifecycleSettings, RunSettings
 from flows.workshop import StepGoneError, StepReport
 from tasks.discover import compile_pattern, provisional_key, step_number
+from tasks.leases import touch
 from tasks.ledger import DONE, Failure, Ledger, failures
 
 FLOW = "process-checkpoint"
@@ -37,6 +38,7 @@ class Submitter:
         self._pools = settings.deploy.pools
         self._expiry = settings.lease_expiry + _BEFORE_LEASE
         self._unfinished: set[str] | None = None
+        self._writable: set[str] = set()
 
     def __call__(self, run: RunSettings, step: str) -> StepReport:
         """Start the run of a step, or say which one there is.
@@ -55,9 +57,16 @@ class Submitter:
         except NotFoundError as error:
             raise StepGoneError(str(error), url) from None
         ledger = Ledger.open(run.publish, run.name, **run.publish_options)
+        self._require_writable(ledger, run.name)
         flow_run = self._run_of(ledger, run, step, found)
         self._unfinished.add(flow_run.idempotency_key or str(flow_run.id))
         return _queued(run, step, url, f"flow run {flow_run.name} is {state_text(flow_run)}")
+
+    def _require_writable(self, ledger: Ledger, run: str) -> None:
+        """Write to a run's ledger once in a pass: the run of a step that cannot would only fail, untold."""
+        if run not in self._writable:
+            touch(ledger.store)
+            self._writable.add(run)
 
     def _run_of(self, ledger: Ledger, run: RunSettings, step: str, found: Survey) -> FlowRun:
         provisional = provisional_key(step, found)

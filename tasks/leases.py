@@ -119,6 +119,11 @@ def _order(part: tuple[int, str, ObjectInfo]) -> tuple[int, str]:
     return part[0], part[1]
 
 
+def touch(store: Store) -> None:
+    """Write to a ledger's store what means nothing. Raises `StorageError` where it cannot be written."""
+    store.replace(_PROBE, uuid.uuid4().hex.encode())
+
+
 class Leases:
     """The leases of one run."""
 
@@ -186,7 +191,7 @@ class Leases:
         if alive_at is None:
             return self._dead_by_its_own_clock(standing, holder)
         # The store's clock, twice: no other clock is asked.
-        self.store.replace(_PROBE, uuid.uuid4().hex.encode())
+        touch(self.store)
         now = self.store.info(_PROBE).modified
         return now is not None and now - alive_at >= self.expiry
 

@@ -10,7 +10,8 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType
 
-from dcp.errors import EnvironmentFault
+from dcp.errors import EnvironmentFault, OutOfSpaceError
+from dcp.storage.local import LocalStore
 from flows import flow_runs, submit
 from flows.process import process_checkpoint
 from flows.settings import LifecycleSettings
@@ -83,6 +84,21 @@ def test_one_run_a_step_however_often_it_is_asked_for(life: Lifecycle, deploymen
     assert {str(run.parameters) for run in runs} == {
         str({"run": "demo", "step": step}) for step in ("step_1", "step_2")
     }
+
+
+def test_no_run_is_started_where_the_ledger_cannot_be_written(
+    life: Lifecycle, deployment: uuid.UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could only fail, in each pass again; the pass itself fails, and people are told if that lasts."""
+    settings = _settings(life)
+
+    def full(store: LocalStore, name: str, _: bytes) -> None:
+        raise OutOfSpaceError(f"no space for {store.url}/{name}", f"{store.url}/{name}")
+
+    monkeypatch.setattr(LocalStore, "replace", full)
+    with pytest.raises(OutOfSpaceError):
+        _submit(settings, "step_1")
+    assert _runs(deployment) == []
 
 
 def test_never_more_than_may_be_unfinished(life: Lifecycle, deployment: uuid.UUID) -> None:

@@ -40,13 +40,17 @@ def partial_file(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     The lock lasts until the file is closed, so whatever moves it to its place must happen within.
     """
     make_directory(path.parent)
-    with _told_apart(path.parent, "file"):
-        name, file = _locked(path)
+    # Ctrl-C may come at any moment: a file has its name here before it is made.
+    names: list[Path] = []
     try:
-        yield name, file
+        with _told_apart(path.parent, "file"):
+            file = _locked(path, names)
+        with file:
+            yield names[-1], file
     finally:
-        name.unlink(missing_ok=True)
-        file.close()
+        for name in names:
+            with suppress(OSError):
+                name.unlink(missing_ok=True)
 
 
 def make_directory(directory: Path) -> None:
@@ -112,9 +116,11 @@ def _remove_if_dead(path: Path, machine: str) -> None:
         os.close(handle)
 
 
-def _locked(path: Path) -> tuple[Path, IO[bytes]]:
+def _locked(path: Path, names: list[Path]) -> IO[bytes]:
+    """A new locked file, whose name is the last of ``names``."""
     while True:
         name = path.with_name(f"{_start(path.name)}{TEMPORARY}{_machine()}-{uuid.uuid4().hex}")
+        names.append(name)
         # Unbuffered: callers hand over large pieces, and a copy of each would cost a pass over the data.
         file: IO[Any] = name.open("xb", buffering=0)
         try:
@@ -126,7 +132,7 @@ def _locked(path: Path) -> tuple[Path, IO[bytes]]:
             # Where there are no locks nobody can find it unlocked either.
             taken = False
         if not taken:
-            return name, file
+            return file
         # Somebody who swept between the two calls takes it for abandoned.
         name.unlink(missing_ok=True)
         file.close()

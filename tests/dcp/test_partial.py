@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from dcp.storage import open_store
-from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY
+from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY, partial_file
 
 HOLD = """
 import sys
@@ -121,3 +123,35 @@ def test_writers_that_sweep_all_the_time_do_not_hurt_each_other(tmp_path: Path) 
         assert writer.returncode == 0, said
     assert unfinished(tmp_path) == []
     assert len(set((tmp_path / "one").read_text())) == 1
+
+
+def test_an_interruption_at_any_moment_before_writing_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C may come between any two lines."""
+    for moment in range(1, 200):
+        lines = 0
+        writing = False
+
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal lines
+            if not frame.f_code.co_filename.endswith("partial.py"):
+                return None
+            lines += event == "line"
+            if event == "line" and lines == moment:  # noqa: B023 - called in this turn alone
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with partial_file(tmp_path / "deep" / "out"):
+                writing = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if writing:
+            break
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert writing
+    assert moment > 10

@@ -30,7 +30,7 @@ def test_an_alert_that_is_refused_again_is_not_called_sent(
 
     with webhook() as sink:
         sink.broken = True
-        settings = here.settings(alerts=[sink.url])
+        settings = here.settings('resend_after = "0s"', alerts=[sink.url])
         here.save("step_1", without=(".metadata",))
         assert "(failed: " in watched()
         refused = watched()

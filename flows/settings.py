@@ -38,7 +38,7 @@ from dcp.exporting.renaming import parse_rename
 from dcp.exporting.report import CastDtype, require_fitting
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
-from dcp.storage import is_safe_name, normalise_url
+from dcp.storage import home_expanded, is_safe_name, normalise_url
 from dcp.storage.opening import require_protocol
 from dcp.tp_rules import TpRules
 from flows.deploy_settings import DeploySettings
@@ -283,7 +283,7 @@ def load_settings(path: str | Path = DEFAULT_FILE) -> LifecycleSettings:
     Raises:
         SettingsError: it is absent or wrong; one line that names file and field.
     """
-    file = Path(path).expanduser().absolute()
+    file = home_expanded(path).absolute()
 
     class Loaded(LifecycleSettings):
         @classmethod
@@ -374,7 +374,7 @@ def _check_tp_rules(run: RunSettings, place: str | None, at: str) -> None:
 
 
 def _placed(place: str, folder: Path) -> str:
-    if "://" in place or Path(place).expanduser().is_absolute():
+    if "://" in place or home_expanded(place).is_absolute():
         require_protocol(place)
         return normalise_url(place)
     return normalise_url(str(folder / place))

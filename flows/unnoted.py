@@ -26,8 +26,7 @@ class Unnoted:
 
     def __init__(self, run: RunSettings, clock: Callable[[], float] = time.time) -> None:
         identity = hashlib.sha256(f"{run.publish}\0{run.name}".encode()).hexdigest()[:32]
-        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-        self._seen = home / "ckpt-lifecycle" / f"unreachable-{identity}"
+        self._seen = _state_home() / "ckpt-lifecycle" / f"unreachable-{identity}"
         self._told = self._seen.with_suffix(".told")
         self._clock = clock
 
@@ -86,3 +85,14 @@ class Unnoted:
             self._told.unlink()
             told = True
         return told
+
+
+def _state_home() -> Path:
+    given = os.environ.get("XDG_STATE_HOME")
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".local/state"
+    except RuntimeError:
+        # A user without a home, as containers have them: nothing can be made below it, nothing is remembered.
+        return Path(os.devnull)

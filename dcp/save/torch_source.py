@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path as FilePath
 from types import TracebackType
 from typing import BinaryIO
 
@@ -33,6 +32,7 @@ from dcp.pickles.reader import read
 from dcp.pickles.scan import Verdict, judge, scan
 from dcp.pickles.tensors import TensorNode, is_tensor, quantized_of, storage_of, tensor_of
 from dcp.records import in_c_order
+from dcp.storage import home_expanded
 from dcp.storage.faults import calling
 from dcp.zip_entries import Entry, all_entries, is_zip
 
@@ -310,7 +310,7 @@ def _require_zip(path: str, head: bytes) -> None:
 
 
 def _open(path: str) -> BinaryIO:
-    place = FilePath(path).expanduser()
+    place = home_expanded(path)
     if place.is_dir():
         raise UsageError(f"{path} is a directory: name the file in it that torch.save wrote")
     return place.open("rb")

@@ -12,7 +12,7 @@ from dcp.storage.options import require_options
 from dcp.storage.ranges import ByteRange, coalesce
 from dcp.storage.reading import open_reader
 from dcp.storage.store import ObjectInfo, Sink, Store
-from dcp.storage.urls import is_safe_name, join_url, normalise_url
+from dcp.storage.urls import home_expanded, is_safe_name, join_url, normalise_url
 
 __all__ = [
     "ByteRange",
@@ -22,6 +22,7 @@ __all__ = [
     "coalesce",
     "fetch",
     "fetch_by",
+    "home_expanded",
     "is_safe_name",
     "join_url",
     "normalise_url",

@@ -46,11 +46,26 @@ def normalise_url(url: str | PathLike[str]) -> str:
             raise UsageError(
                 "an empty path is no location; give a directory or a URL such as gs://bucket/run"
             )
-        return str(Path(rest).expanduser().absolute())
+        return str(home_expanded(rest).absolute())
     rest = rest.strip("/")
     if not rest:
         raise UsageError(f"{url!r} names no bucket; write {protocol}://bucket/prefix")
     return f"{protocol}://{rest}"
+
+
+def home_expanded(path: str | Path) -> Path:
+    """A local path with ``~`` and ``~user`` replaced.
+
+    Raises:
+        UsageError: there is no such user, or nobody's home is known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{path}: no home directory is known for {Path(path).parts[0]}; for a file of that name write "
+            f"./{path}"
+        ) from None
 
 
 def join_url(url: str, *names: str) -> str:

@@ -45,8 +45,10 @@ def demo(
       ckpt demo
       ckpt demo ./my-demo --serve
     """
+    from dcp.storage import home_expanded
+
     here = Path.cwd()
-    isolate_prefect(str(directory.expanduser().absolute() / ".prefect"))
+    isolate_prefect(str(home_expanded(directory).absolute() / ".prefect"))
     prepare_prefect(out.debug)
     from flows.demo.demo import run_demo
 

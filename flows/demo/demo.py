@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 
 from dcp.findings import Report
+from dcp.storage import home_expanded
 from flows.demo.damage import interrupt_save, truncate_data
 from flows.demo.place import BrokenStep, Mark, Place, SavedStep
 from flows.demo.training import RENAMED_STEP, Training
@@ -64,7 +65,7 @@ def run_demo(directory: Path, note: Note) -> DemoReport:
         EnvironmentFault: training or storage failed.
     """
     started = time.monotonic()
-    place = Place(directory.expanduser().absolute())
+    place = Place(home_expanded(directory).absolute())
     mark = place.prepare()
     with place.alone() as lock:
         trained = not mark.trained

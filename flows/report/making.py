@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from dcp.storage import home_expanded
 from flows.report.checkpoint import gather_checkpoint
 from flows.report.checkpoint_page import render_checkpoint, verdict_of
 from flows.report.run_page import Link, render_runs
@@ -84,7 +85,7 @@ def report_runs(settings: LifecycleSettings, run: str | None, output: str | None
 
 def link_from(output: str) -> Link:
     """How a page at ``output`` leads to those beside published steps, where both are local files."""
-    here = None if "://" in output else Path(output).expanduser().absolute().parent
+    here = None if "://" in output else home_expanded(output).absolute().parent
 
     def link(step: StepFact) -> str | None:
         page = published_page(step)

@@ -403,3 +403,8 @@ def test_a_file_given_for_a_directory_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(NotFoundError, match="is a file, not a directory"):
         open_store(str(tmp_path / "file")).objects()
+
+
+def test_a_user_that_does_not_exist_has_no_home() -> None:
+    with pytest.raises(UsageError, match=r"~nosuchuser.*write \./~nosuchuser/x"):
+        open_store("~nosuchuser/x")

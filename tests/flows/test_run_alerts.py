@@ -341,3 +341,16 @@ def test_a_ledger_that_failed_long_ago_begins_another_outage(
     assert not Unnoted(run).claim()
     assert Unnoted(run, clock=lambda: 1e9 + 86400).since() == 1e9 + 86400
     assert not Unnoted(run).told
+
+
+def test_a_user_without_a_home_remembers_no_outage(here: Lifecycle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number of no user."""
+    run = here.settings().runs[0]
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 987_654)
+    unnoted = Unnoted(run)
+    assert unnoted.since() is None
+    assert not unnoted.told
+    assert not unnoted.claim()
+    assert not unnoted.over()

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,11 +56,27 @@ def partial_file(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
 def make_directory(directory: Path) -> None:
     """A durable directory, and those above it, where there is none."""
-    if not directory.is_dir():
+    while not directory.is_dir():
         make_directory(directory.parent)
         with _told_apart(directory.parent, "directory"):
-            directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
+            try:
+                directory.mkdir()
+                sync_directory(directory.parent)
+            except FileExistsError:
+                if _in_the_way(directory):
+                    raise
+            except FileNotFoundError:
+                if directory.parent.is_dir():
+                    raise
+
+
+def _in_the_way(path: Path) -> bool:
+    """Whether something else has a directory's name; one that came, and may have gone again, has not."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISDIR(mode) or path.is_dir())
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from dcp.storage import open_store
-from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY, partial_file
+from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY, make_directory, partial_file
 
 HOLD = """
 import sys
@@ -155,3 +156,28 @@ def test_an_interruption_at_any_moment_before_writing_leaves_nothing(tmp_path: P
         assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert writing
     assert moment > 10
+
+
+def test_a_directory_that_others_make_and_remove_is_nobodys_file(tmp_path: Path) -> None:
+    wrong: list[str] = []
+
+    def work() -> None:
+        for _ in range(5000):
+            try:
+                make_directory(tmp_path / "c")
+            except Exception as error:
+                wrong.append(str(error))
+            with suppress(OSError):
+                (tmp_path / "c").rmdir()
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    between = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(between)
+    assert not wrong

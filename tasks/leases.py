@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import socket
 import time
@@ -26,13 +25,13 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dcp.errors import CkptError, EnvironmentFault, NotFoundError, StorageError
+from dcp.processes import Process
 from dcp.storage import ObjectInfo, Store
 from tasks.ledger import create_once, timestamp
 
@@ -65,16 +64,15 @@ class Holder(BaseModel):
     since: str
     at: float
     machine: str
-    """Boot and process namespace in which ``pid`` means something; empty where that cannot be told."""
     pid: int
-    started: str
-    """When the process started, as the kernel counts."""
+    started: int
+    """With ``machine`` and ``pid`` what `Process` has."""
     token: str
 
     @property
     def ended_here(self) -> bool:
         """Whether it was a process of this machine that is no more."""
-        return bool(self.machine) and self.machine == _machine() and _started(self.pid) != self.started
+        return Process(self.machine, self.pid, self.started).ended_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +140,14 @@ class Leases:
         if current is not None and not self.dead(current):
             return None
         number = current.number + 1 if current else 1
+        process = Process.current()
         holder = Holder(
-            who=f"{socket.gethostname()}:{os.getpid()}",
+            who=f"{socket.gethostname()}:{process.pid}",
             since=timestamp(time.time()),
             at=time.time(),
-            machine=_machine(),
-            pid=os.getpid(),
-            started=_started(os.getpid()) or "",
+            machine=process.machine,
+            pid=process.pid,
+            started=process.started,
             token=uuid.uuid4().hex,
         )
         name = f"{PREFIX}{step}.{number:06d}.claim"
@@ -293,21 +292,3 @@ class Lease:
             except StorageError as error:
                 # The next beat may get through; before anything is published `require` asks again.
                 _log.debug("no sign of life for %s: %s", self.step, error)
-
-
-def _machine() -> str:
-    """What makes a process number unique: this boot and this process namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}:{Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in ticks since boot; None if there is none, or only its remains."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else None

@@ -7,10 +7,7 @@ process writes it, so that somebody else can tell whether it still lives: see `i
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import socket
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -18,10 +15,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 
 from dcp.errors import DamagedUploadError, StorageError
+from dcp.processes import Process
 from dcp.storage.partial import FOREIGN_SECONDS, TEMPORARY
 from dcp.storage.store import Sink
 
@@ -40,7 +36,7 @@ UPLOAD_MEMORY = BUFFERS * PART
 _GROWTH = 2500
 """Parts after which they double in size. So 10,000 of them, the most that S3 takes, hold 600 GiB."""
 _MARK = re.compile(
-    re.escape(TEMPORARY) + r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<started>\d+)-(?P<id>[0-9a-f]{8})"
+    re.escape(TEMPORARY) + r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<started>-?\d+)-(?P<id>[0-9a-f]{8})"
 )
 
 Pieces = Sequence[memoryview]
@@ -203,8 +199,8 @@ def require_same(url: str, kind: str, sent: object, stored: object) -> None:
 
 def mark() -> str:
     """The end of a name for what this process writes and has not finished; another one each time."""
-    process = os.getpid()
-    return f"{TEMPORARY}{_machine()}-{process}-{_started(process)}-{uuid.uuid4().hex[:8]}"
+    process = Process.current()
+    return f"{TEMPORARY}{process.machine}-{process.pid}-{process.started}-{uuid.uuid4().hex[:8]}"
 
 
 def is_partial(name: str) -> bool:
@@ -233,31 +229,9 @@ def is_abandoned(
     found = _MARK.search(name.rpartition("/")[2])
     if found is None:
         return False
-    if found["machine"] == _machine():
-        if int(found["pid"]) == os.getpid():
-            return found[0] not in _live
-        return _started(int(found["pid"])) != int(found["started"])
+    if found[0] in _live:
+        return False
+    writer = Process(found["machine"], int(found["pid"]), int(found["started"]))
+    if writer.observable:
+        return writer.ended_here or writer == Process.current()
     return modified is not None and (time.time() if now is None else now) - modified > seconds
-
-
-def _started(pid: int) -> int:
-    """When a process began, in the kernel's ticks; 0 if there is none, -1 where nobody can tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0 if Path("/proc/self/stat").exists() else -1
-    except OSError:
-        return -1
-    # A zombie writes nothing any more.
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-@cache
-def _machine() -> str:
-    """Eight digits that are the same for everybody who sees the same processes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        processes = Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        boot, processes = "", 0
-    return hashlib.sha256(f"{socket.gethostname()} {boot} {processes}".encode()).hexdigest()[:8]

@@ -164,7 +164,7 @@ def test_no_two_machines_clocks_are_compared(
     real = time.time
     with monkeypatch.context() as patch:
         patch.setattr("tasks.leases.time.time", lambda: real() + ahead)
-        patch.setattr("tasks.leases._machine", lambda: "another machine")
+        patch.setattr("dcp.processes.machine", lambda: "another machine")
         taken(leases).renew()
     assert leases.acquire("step_1") is None
 
@@ -177,7 +177,7 @@ def test_where_the_store_tells_no_times_skew_is_allowed_for(
     real = time.time
     with monkeypatch.context() as patch:
         patch.setattr("tasks.leases.time.time", lambda: real() - ago)
-        patch.setattr("tasks.leases._machine", lambda: "another machine")
+        patch.setattr("dcp.processes.machine", lambda: "another machine")
         assert taken(leases).renew()
     monkeypatch.setattr("tasks.leases.Standing.alive_at", None)
     assert (leases.acquire("step_1") is not None) is free

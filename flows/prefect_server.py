@@ -139,6 +139,12 @@ def _tie_server() -> None:
             if self.lifeline is not None:
                 self.lifeline.communicate()
 
+    before = SubprocessASGIServer._instances.get(None)
+    port = None
+    if before is not None and before.server_process and before.server_process.poll() is not None:
+        # It was killed. Clients that know its port find the next one there.
+        port = before.port
+        before.stop()
     if None not in SubprocessASGIServer._instances:
         # It registers itself as the instance that everybody gets.
-        TiedServer()
+        TiedServer().port = port

@@ -6,15 +6,16 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcp.errors import UsageError
+from dcp.errors import EnvironmentFault, UsageError
 from flows.cli.command import command
-from flows.cli.failures import ENVIRONMENT, FAULTY, FINE
+from flows.cli.failures import ENVIRONMENT, FAULTY, FINE, failure_of
 from flows.cli.options import SETTINGS_FILE, Config
 from flows.cli.output import Output
 from flows.cli.prefect_environment import prepare_prefect
@@ -83,7 +84,7 @@ def watch(
 
     With --once the exit code is 0 where every step worked on is published, 1 where one was found bad in this
     pass, 2 where a setting does not fit a step, 3 where the environment failed. Without, it runs until it is
-    stopped, a pass every `interval`, and --json prints one document a pass, each on a line.
+    stopped, a pass every `interval`, also where one fails; --json prints one document a pass, each on a line.
 
     \b
     Examples:
@@ -100,7 +101,11 @@ def watch(
     signal.signal(signal.SIGTERM, _stop)
     while True:
         started = time.monotonic()
-        _one_pass(out, settings, lines=True)
+        try:
+            _one_pass(out, settings, lines=True)
+        except EnvironmentFault as fault:
+            # Such as a Prefect that is away: a watcher is there for longer than that lasts.
+            out.failure(replace(failure_of(fault), advice="The next pass tries it again."), one_line=True)
         out.flush()
         time.sleep(max(0.0, settings.interval - (time.monotonic() - started)))
 

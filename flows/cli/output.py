@@ -170,11 +170,14 @@ class Output:
         """The user pressed Ctrl-C."""
         self._complain("interrupted")
 
-    def failure(self, failure: Failure) -> None:
-        """Why the command ends here: a line and the next step, or the error document."""
-        if self.json and not self._documents:
+    def failure(self, failure: Failure, *, one_line: bool = False) -> None:
+        """Why the command ends here: a line and the next step, or the error document.
+
+        With ``one_line`` it goes on, and the document is one of a stream.
+        """
+        if self.json and (one_line or not self._documents):
             try:
-                self.document(failure.document())
+                self.document(failure.document(), one_line=one_line)
             except (OutputClosedError, EnvironmentFault):
                 self._complain(f"error: {failure.message}", "error")
             return

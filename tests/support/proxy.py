@@ -117,7 +117,7 @@ def fault_proxy(backend: str) -> Iterator[FaultProxy]:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer
+        do_GET = do_PUT = do_POST = do_PATCH = do_DELETE = do_HEAD = answer
 
         def log_message(self, format: str, *args: object) -> None:
             """Tests are quiet."""

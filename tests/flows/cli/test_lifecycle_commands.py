@@ -11,6 +11,7 @@ import pytest
 
 from tests.flows.cli.ckpt import ROOT, Ckpt, Said, ckpt_process, command
 from tests.support.harness import PrefectApi
+from tests.support.proxy import fault_proxy
 from tests.support.train import SavedCheckpoint
 
 
@@ -200,3 +201,31 @@ def test_watch_goes_on_until_it_is_stopped(place: Path) -> None:
     assert (process.returncode, err) == (128 + signal.SIGTERM, "")
     assert [each["runs"][0]["ok"] for each in passes] == [True, True]
     assert passes[0]["started"] < passes[1]["started"]
+
+
+def test_a_watch_outlives_a_prefect_that_is_away(place: Path, prefect_api: PrefectApi) -> None:
+    with fault_proxy(prefect_api.url) as proxy:
+        proxy.rule = lambda *_: "reset"
+        process = subprocess.Popen(
+            command("watch", *_settings(place), "--json"),
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PREFECT_API_URL": f"{proxy.endpoint}/api",
+                "PREFECT_CLIENT_MAX_RETRIES": "0",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            failed = json.loads(process.stdout.readline())["error"]
+            assert "does not answer" in failed["message"]
+            assert failed["exit_code"] == 3
+            proxy.rule = None
+            passes = (json.loads(line) for line in process.stdout)
+            done = next(each for each in passes if "error" not in each)
+            assert {step["outcome"] for step in done["runs"][0]["steps"]} == {"published"}
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)

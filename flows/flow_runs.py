@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect import get_client
+from prefect import get_client, tags
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     DeploymentFilter,
@@ -33,6 +34,9 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from dcp.errors import EnvironmentFault
+from dcp.processes import Process
+from flows.prefect_faults import prefect_answers
+from flows.prefect_server import start_server
 
 UNFINISHED = [
     StateType.SCHEDULED,
@@ -43,6 +47,8 @@ UNFINISHED = [
 ]
 
 _KILLED = re.compile(r"status code:? (?:137|-9|247)\b|OOMKilled|out.of.memory", re.IGNORECASE)
+_PROCESS = "process:"
+_PROCESS_TAG = re.compile(_PROCESS + r"(?P<machine>[0-9a-f]{8}):(?P<pid>\d+):(?P<started>-?\d+)")
 _PAGE = 200
 _PATIENCE = 300.0
 """Seconds for which Prefect's API may not answer while a run is waited for."""
@@ -168,15 +174,30 @@ def unfinished_keys(flow: str, deployment: str, most: int) -> set[str]:
     return found
 
 
-def end_orphans(flow: str) -> list[str]:
-    """End the runs of ``flow`` within other runs that have ended: killed with those, they ran no more.
+@contextmanager
+def prefect_here() -> Iterator[None]:
+    """Prefect for flow runs in this process; each has a tag that says which that is, for `end_orphans`.
 
-    Prefect ends a run whose process was killed, and leaves the runs within it as they were. Their names.
+    Raises:
+        EnvironmentFault: Prefect does not work.
+    """
+    process = Process.current()
+    with prefect_answers():
+        start_server()
+        with tags(f"{_PROCESS}{process.machine}:{process.pid}:{process.started}"):
+            yield
+
+
+def end_orphans(*flows: str) -> list[str]:
+    """End the runs of these flows that nobody executes any more. Their names.
+
+    Of a process that is killed Prefect ends the run that a worker started, and no other: neither those within
+    it nor any where there is no worker.
     """
     ended = []
     with get_client(sync_client=True) as client:
         running = client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+            flow_filter=FlowFilter(name=FlowFilterName(any_=list(flows))),
             flow_run_filter=FlowRunFilter(
                 state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
                 deployment_id=FlowRunFilterDeploymentId(is_null_=True),
@@ -184,15 +205,23 @@ def end_orphans(flow: str) -> list[str]:
             limit=_PAGE,
         )
         for run in running:
-            if run.parent_task_run_id is None:
-                continue
-            parent = client.read_task_run(run.parent_task_run_id).flow_run_id
-            state = client.read_flow_run(parent).state if parent else None
-            if state is not None and state.is_final():
-                why: State[Any] = Crashed(message="the run that it was part of has ended")
-                client.set_flow_run_state(run.id, why, force=True)
+            why = _why_orphaned(client, run)
+            if why is not None:
+                client.set_flow_run_state(run.id, Crashed(message=why), force=True)
                 ended.append(run.name)
     return ended
+
+
+def _why_orphaned(client: SyncPrefectClient, run: FlowRun) -> str | None:
+    for tag in run.tags:
+        found = _PROCESS_TAG.fullmatch(tag)
+        if found and Process(found["machine"], int(found["pid"]), int(found["started"])).ended_here:
+            return "the process that executed it has ended"
+    if run.parent_task_run_id is None:
+        return None
+    parent = client.read_task_run(run.parent_task_run_id).flow_run_id
+    state = client.read_flow_run(parent).state if parent else None
+    return "the run that it was part of has ended" if state is not None and state.is_final() else None
 
 
 def declare_crashed(run: FlowRun, why: str) -> FlowRun:

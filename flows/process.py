@@ -14,9 +14,8 @@ from prefect.logging import get_run_logger
 from dcp.errors import EnvironmentFault
 from dcp.storage import join_url
 from flows.elsewhere import ExportElsewhere
+from flows.flow_runs import prefect_here
 from flows.lifecycle import process_step
-from flows.prefect_faults import prefect_answers
-from flows.prefect_server import start_server
 from flows.settings import DEFAULT_FILE, LifecycleSettings, load_settings
 from flows.showing import Showing
 from flows.workshop import StepReport, Workshop
@@ -87,8 +86,7 @@ def run_step(
         EnvironmentFault: Prefect does not work.
     """
     run, step = settings.run_of(url)
-    with prefect_answers():
-        start_server()
+    with prefect_here():
         return process_in_flow(settings, run.name, step, force=force, accept_keys=accept_keys)
 
 
@@ -112,8 +110,7 @@ def process_step_on_notice(settings: LifecycleSettings, run: str, step: str) -> 
         StorageError: source or ledger cannot be listed or written.
         EnvironmentFault: Prefect does not work.
     """
-    with prefect_answers():
-        start_server()
+    with prefect_here():
         if settings.deploy.steps == "runs":
             from flows.submit import Submitter
 

@@ -10,10 +10,9 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from dcp.errors import EnvironmentFault
-from flows.flow_runs import end_orphans
+from flows.flow_runs import end_orphans, prefect_here
 from flows.passes import PassReport, run_pass, watch_once
 from flows.prefect_faults import prefect_answers
-from flows.prefect_server import start_server
 from flows.process import process_in_flow
 from flows.settings import DEFAULT_FILE, LifecycleSettings, RunSettings, load_settings
 from flows.submit import FLOW, Submitter
@@ -43,13 +42,15 @@ def watch(config: str = DEFAULT_FILE) -> PassReport:
     """
     settings = load_settings(config)
 
-    def process(run: RunSettings, step: str) -> StepReport:
-        return process_in_flow(settings, run.name, step)
+    submit = Submitter(settings) if settings.deploy.steps == "runs" else None
 
-    queue = settings.deploy.steps == "runs"
-    for name in end_orphans(FLOW):
-        get_run_logger().info("ended the run %s, left by a pass that was killed", name)
-    report = run_pass(settings, Submitter(settings) if queue else process, emit=emit)
+    def process(run: RunSettings, step: str) -> StepReport:
+        with prefect_answers():
+            return submit(run, step) if submit else process_in_flow(settings, run.name, step)
+
+    for name in end_orphans("watch", FLOW):
+        get_run_logger().info("ended the run %s, whose process was killed", name)
+    report = run_pass(settings, process, emit=emit)
     logger = get_run_logger()
     spare_tracebacks()
     for run in report.runs:
@@ -70,8 +71,7 @@ def watch_in_flow(settings: LifecycleSettings) -> PassReport:
     Raises:
         EnvironmentFault: Prefect does not work.
     """
-    with prefect_answers():
-        start_server()
+    with prefect_here():
         try:
             return watch(config=str(settings.file))
         except PassFailedError as failed:

@@ -1,5 +1,8 @@
 """Runs that are such in name only, on a real Prefect API."""
 
+import os
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -9,8 +12,24 @@ from prefect.runtime import flow_run
 from prefect.states import Running
 
 from flows.flow_runs import end_orphans
+from tests.support.harness import PrefectApi
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
+
+AT_WORK = """
+import sys, time
+from prefect import flow
+from prefect.runtime import flow_run
+from flows.flow_runs import prefect_here
+
+@flow(name=sys.argv[1])
+def at_work():
+    print(flow_run.id, flush=True)
+    time.sleep(600)
+
+with prefect_here():
+    at_work()
+"""
 
 
 def test_a_run_within_one_that_has_ended_is_ended_and_no_other() -> None:
@@ -41,3 +60,23 @@ def test_a_run_within_one_that_has_ended_is_ended_and_no_other() -> None:
         ]
         for run in (within, alone, going_on):
             client.delete_flow_run(uuid.UUID(run))
+
+
+def test_a_run_whose_process_was_killed_is_ended_and_not_before(prefect_api: PrefectApi) -> None:
+    name = f"at-work-{uuid.uuid4().hex[:8]}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", AT_WORK, name],
+        env={**os.environ, **prefect_api.env, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        run = uuid.UUID(process.stdout.readline().strip())
+        assert end_orphans(name) == []
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    with get_client(sync_client=True) as client:
+        assert end_orphans(name) == [client.read_flow_run(run).name]
+        assert client.read_flow_run(run).state_type == StateType.CRASHED

@@ -14,6 +14,7 @@ from dcp.storage import join_url
 from flows.condition import LeaseStatus, SavingStatus, SinkStatus, leases_of, saving_of, sinks_of
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, key_of, open_run_problems, survey_run
+from tasks.alert import EVENT_SINK
 from tasks.aliases import AliasRecord, aliases
 from tasks.discover import FoundStep, compile_pattern, step_number
 from tasks.ledger import DONE, RUN, Stage, StepKey, failures, timestamp
@@ -40,7 +41,8 @@ left alone, since a later step was published before. ``replaced``: published, an
 since; the step's row of its own says how its present bytes fare. ``deleting``: retention is at it. ``gone``:
 no longer in the source and never published."""
 StageState = Literal["done", "failed", "open"]
-AlertState = Literal["delivered", "failed", "sending"]
+AlertState = Literal["delivered", "partly", "failed", "sending"]
+"""``partly``: some sinks took it, others have refused it so far."""
 
 
 class AlertStatus(Report):
@@ -278,16 +280,28 @@ def _alerts(snapshot: Snapshot, key: StepKey) -> list[AlertStatus]:
     stages = snapshot.of(key)
     found = []
     for record in sorted(stage for stage in stages if stage.startswith("alerted") and "." not in stage):
-        outcomes = [stage for stage in stages if stage.startswith(f"{record}.outcome-")]
-        delivered = any(snapshot.summary(key, outcome).get("ok") for outcome in outcomes)
+        outcomes = [
+            snapshot.summary(key, stage) for stage in stages if stage.startswith(f"{record}.outcome-")
+        ]
         summary = snapshot.summary(key, record)
         found.append(
             AlertStatus(
                 problem=str(summary.get("problem", "")),
                 title=str(summary.get("title", "")),
                 told=timestamp(float(summary.get("when", 0.0))),
-                state="delivered" if delivered else "failed" if outcomes else "sending",
+                state=_alert_state(outcomes),
                 deliveries=len(outcomes),
             )
         )
     return found
+
+
+def _alert_state(outcomes: list[Summary]) -> AlertState:
+    if not outcomes:
+        return "sending"
+    if any(outcome.get("ok") for outcome in outcomes):
+        return "delivered"
+    sent = [each for outcome in outcomes for each in outcome.get("deliveries", ())]
+    # An event reaches nobody by itself.
+    taken = any(each.get("ok") and each.get("sink") != EVENT_SINK for each in sent)
+    return "partly" if taken else "failed"

@@ -25,7 +25,12 @@ _STATES = {
     "gone": "dim",
 }
 _STAGES: dict[str, Cell] = {"done": ("ok", "good"), "failed": ("failed", "bad"), "open": ("-", "dim")}
-_ALERTS = {"delivered": "told", "failed": "not delivered, tried", "sending": "being told since"}
+_ALERTS = {
+    "delivered": "told",
+    "partly": "not delivered to all, tried",
+    "failed": "not delivered, tried",
+    "sending": "being told since",
+}
 _STAGE_COLUMNS = {"validate": "VALID", "test-load": "LOAD", "export": "EXPORT", "publish": "PUBLISH"}
 _COUNTED = ["ERR", "WARN"]
 _SAVING = {"healthy": "good", "stalled": "bad", "unknown": "dim"}

@@ -119,14 +119,18 @@ def test_each_sink_has_the_outcome_of_its_last_alert(
         assert [sink.state for sink in run_status(settings).runs[0].sinks] == ["never", "never", "never"]
         bad.broken = True
         here.once(settings)
-        [event, first, second] = run_status(settings).runs[0].sinks
+        [run] = run_status(settings).runs
+        assert [alert.state for alert in run.steps[0].alerts] == ["partly"]
+        [event, first, second] = run.sinks
         assert (event.sink, event.state) == ("prefect-event", "delivered")
         assert (first.sink, first.state, first.step) == (sink_name(good.url), "delivered", "step_1")
         assert (second.state, second.problem) == ("failed", "incomplete")
         assert second.error
         bad.broken = False
         here.once(settings)
-        assert [sink.state for sink in run_status(settings).runs[0].sinks] == ["delivered"] * 3
+        [run] = run_status(settings).runs
+        assert [sink.state for sink in run.sinks] == ["delivered"] * 3
+        assert [alert.state for alert in run.steps[0].alerts] == ["delivered"]
 
 
 def test_who_is_at_work_is_shown_and_nothing_is_written(here: Lifecycle) -> None:

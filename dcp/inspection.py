@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, Literal
 
-from dcp.checkpoint import Checkpoint, Kind, Survey, fingerprint_of_step, open_checkpoint, survey
+from dcp.checkpoint import Kind, fingerprint_of_step, open_checkpoint, survey
 from dcp.findings import Report
 from dcp.index import Entry, TensorEntry
 from dcp.producer import guess_producer
@@ -46,7 +45,7 @@ class Totals(Report):
     files: int
     file_bytes: int
     ranks: int
-    """Ranks that wrote data, by the names of their files."""
+    """Ranks that wrote data, by the names of their files, also of those that are not there any more."""
 
 
 class InspectReport(Report):
@@ -83,7 +82,16 @@ def inspect(url: str | PathLike[str], keys: str | None = None, **options: Any) -
         for key, entry in checkpoint.index.entries.items()
         if keys is None or fnmatchcase(prefix + key, keys)
     ]
-    files = _files(found, parts)
+    counts = {
+        prefix + name: count
+        for prefix, checkpoint in parts.items()
+        for name, count in checkpoint.index.files().items()
+    }
+    files = [
+        FileInfo(name=name, bytes=info.size, records=counts.get(name, 0))
+        for name, info in found.objects.items()
+    ]
+    written = {*counts, *found.objects}
     first = next(iter(parts.values()))
     return InspectReport(
         checkpoint=found.store.url,
@@ -100,7 +108,7 @@ def inspect(url: str | PathLike[str], keys: str | None = None, **options: Any) -
             bytes=sum(info.bytes for info in shown),
             files=len(files),
             file_bytes=sum(info.bytes for info in files),
-            ranks=len({rank for f in files if (rank := writer_rank(f.name)) is not None}),
+            ranks=len({rank for each in written if (rank := writer_rank(each)) is not None}),
         ),
     )
 
@@ -123,15 +131,3 @@ def _key(entry: Entry, name: str) -> KeyInfo:
         )
     length = entry.record.length if entry.record is not None else 0
     return KeyInfo(key=name, kind="bytes", shape=None, dtype=None, chunks=1, bytes=length)
-
-
-def _files(found: Survey, parts: Mapping[str, Checkpoint]) -> list[FileInfo]:
-    counts = {
-        prefix + name: count
-        for prefix, checkpoint in parts.items()
-        for name, count in checkpoint.index.files().items()
-    }
-    return [
-        FileInfo(name=name, bytes=info.size, records=counts.get(name, 0))
-        for name, info in found.objects.items()
-    ]

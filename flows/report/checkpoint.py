@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from dcp.checkpoint import Kind, Survey, open_checkpoint, survey
@@ -19,7 +20,7 @@ from dcp.index import CheckpointIndex, TensorEntry
 from dcp.inspection import FileInfo
 from dcp.producer import guess_producer
 from dcp.validation import ValidationReport, validate
-from flows.report.contents import Contents, pack_contents
+from flows.report.contents import ABSENT, Contents, pack_contents
 from flows.report.costs import ExportCost, LoadCosts, export_cost, load_costs
 from flows.report.health import Health, health_of
 from flows.report.joining import joined
@@ -27,6 +28,9 @@ from flows.report.problems import Problem, counted, problems_of
 from flows.report.shares import Shares, shares_of
 from flows.text import name
 from tasks.ledger import timestamp
+
+_MOST_ABSENT = 1000
+"""Objects that only the index names, of which the page knows the names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +139,14 @@ def gather_checkpoint(
     parts = _parts(found)
     index = joined({prefix: part.checkpoint.index for prefix, part in parts.items()})
     files = [FileInfo(name=each, bytes=info.size, records=0) for each, info in found.objects.items()]
+    absent: list[FileInfo] = []
     if index is not None:
         counts = index.files()
         files = [file.model_copy(update={"records": counts.get(file.name, 0)}) for file in files]
+        lacking = (each for each in counts if each not in found.objects)
+        absent = [
+            FileInfo(name=each, bytes=0, records=counts[each]) for each in islice(lacking, _MOST_ABSENT)
+        ]
     return CheckpointFacts(
         url=name(found.store.url, 1000),
         name=name(found.store.url.rstrip("/").rpartition("/")[2]),
@@ -148,20 +157,23 @@ def gather_checkpoint(
         scrubbed=judged.tensors is not None,
         fingerprint=judged.fingerprint,
         producer=_producer(found, parts),
-        version=None
-        if not parts
-        else name(next(iter(parts.values())).checkpoint.index.version or "", 40) or None,
+        version=_version(parts),
         totals=_totals(index, files),
         problems=problems_of(judged.findings, found.store.url),
         groups=_groups(index),
         dtypes=_dtypes(index),
-        shares=shares_of(index, files),
+        shares=shares_of(index, files, absent),
         loads=load_costs(parts),
         export=export_cost(parts),
         health=None if judged.tensors is None else health_of(judged.tensors, judged.findings),
         contents=None
         if index is None
-        else pack_contents(index.entries, [file.name for file in files], judged.findings, judged.tensors),
+        else pack_contents(
+            index.entries,
+            {file.name: file.bytes for file in files} | {file.name: ABSENT for file in absent},
+            judged.findings,
+            judged.tensors,
+        ),
         published=tuple(published),
     )
 

@@ -21,6 +21,8 @@ from flows.report.packing import Packed, pack_json
 from flows.report.places import Places, Ranges, pack_places
 from flows.text import name
 
+ABSENT = -1
+"""Size of an object that does not exist."""
 BUDGET = 1_500_000
 """Characters that the packed keys of a page may take."""
 _NAME_LIMITS = (1000, 240, 80)
@@ -61,7 +63,7 @@ class Contents:
 
 def pack_contents(
     entries: Mapping[str, Entry],
-    files: Sequence[str],
+    files: Mapping[str, int],
     findings: Iterable[Finding],
     health: Mapping[str, TensorHealth] | None,
 ) -> Contents:
@@ -69,7 +71,7 @@ def pack_contents(
 
     Args:
         entries: by key.
-        files: names of the objects of the checkpoint.
+        files: bytes of the objects of the checkpoint, by name; `ABSENT` for those that only the index names.
         findings: those about a key mark it; those about tilings are drawn.
         health: what the tensors hold, where they were read.
     """
@@ -79,6 +81,8 @@ def pack_contents(
     tilings = patterns.packed()
     places = pack_places([each.ranges if each.singly(tilings) else None for each in keys])
     marks, faults = _marks(findings)
+    sizes = tuple(files.values())
+    marks |= {each.key: "error" for each in keys if each.ranges.beyond(sizes)}
     kept = sorted(range(len(keys)), key=lambda i: keys[i].key not in marks)
     limits = list(_NAME_LIMITS)
     while True:
@@ -129,7 +133,7 @@ def _embedded(pool: Packed) -> list[Any]:
 
 def _columns(
     keys: Sequence[_Key],
-    files: Sequence[str],
+    files: Mapping[str, int],
     marks: Mapping[str, str],
     faults: Mapping[str, Sequence[Fault]],
     health: Mapping[str, TensorHealth] | None,
@@ -141,6 +145,7 @@ def _columns(
     dtype_of = {dtype: i for i, dtype in enumerate(dtypes)}
     found = {
         "files": [name(file, limit) for file in files],
+        "sizes": [min(size, EXACT) for size in files.values()],
         "ranks": [-1 if (rank := writer_rank(file)) is None else rank for file in files],
         "names": [name(each.key, limit) for each in keys],
         "shapes": shapes,

@@ -44,6 +44,14 @@ class Ranges:
         numbers = (file, record.offset if record else 0, record.length if record else 0)
         return cls(*(np.array([max(-1, min(each, EXACT))], np.int64) for each in numbers))
 
+    def beyond(self, sizes: Sequence[int]) -> bool:
+        """Whether one of them ends behind its object, by the bytes of each; -1 are those of an absent one."""
+        import numpy as np
+
+        # The last is that of objects that the index does not name.
+        ends = np.array([*sizes, EXACT], np.int64)[self.file]
+        return bool(((self.begin + self.length > ends) & (self.length > 0) | (ends < 0)).any())
+
     @property
     def countable(self) -> bool:
         """Whether a browser can count that far."""

@@ -64,11 +64,19 @@ class Shares:
         return max(self.ranks, key=lambda each: each.bytes, default=None)
 
 
-def shares_of(index: CheckpointIndex | None, files: Sequence[FileInfo]) -> Shares:
-    """Shares by the index where there is one; records that several keys share count once a key."""
+def shares_of(
+    index: CheckpointIndex | None, files: Sequence[FileInfo], absent: Sequence[FileInfo] = ()
+) -> Shares:
+    """Shares by the index where there is one; records that several keys share count once a key.
+
+    Args:
+        index: what the checkpoint says of itself.
+        files: its objects.
+        absent: those that only the index names; they were written, so they count for their ranks.
+    """
     stored = _stored(index) if index is not None else {}
     ranks: dict[int, tuple[int, int, int]] = {}
-    for file in files:
+    for file in (*files, *absent):
         rank = writer_rank(file.name)
         if rank is None:
             continue

@@ -116,7 +116,9 @@ def test_many_long_names_are_cut_shorter_and_marked_keys_are_kept(tmp_path: Path
     tensors = {f"{secrets.token_hex(400)}.{i}": rows(1, 1, 1, ranks=1) for i in range(3000)}
     entries = read_index(str(write_index(tmp_path / "step_1", tensors))).entries
     last = next(reversed(entries))
-    contents = pack_contents(entries, ["__0_0.distcp"], [finding("tiling.gap", "gap", key=last)], None)
+    contents = pack_contents(
+        entries, {"__0_0.distcp": 1 << 30}, [finding("tiling.gap", "gap", key=last)], None
+    )
     keys = json.loads(zlib.decompress(base64.b64decode(contents.keys)))
     assert len(contents.keys) <= BUDGET
     assert contents.left_out == 0

@@ -10,6 +10,8 @@ from playwright.sync_api import expect
 
 from dcp.checkpoint import read_index
 from dcp.index import TensorEntry
+from dcp.inspection import inspect
+from flows.report.checkpoint import gather_checkpoint
 from flows.report.packing import EXACT
 from flows.report.places import Places, Ranges, pack_places
 from tests.flows.report.conftest import Open, page_of
@@ -98,3 +100,38 @@ def test_the_map_shows_the_bytes_that_the_index_names(opened: Open, tmp_path: Pa
         assert first is not None
         said = re.sub("[\u2068\u2069]", "", page.inner_text("#map-said"))
         assert said.endswith(f"written by rank 0, in bytes {first.offset}:{first.end} of {first.path}")
+
+
+def test_what_stood_in_a_file_that_is_gone_or_cut_off_is_marked_and_hatched(
+    opened: Open, tmp_path: Path
+) -> None:
+    tensors = {"layer.0": rows(4, 8, 4, ranks=4), "layer.1": rows(3, 8, 4, ranks=3)}
+    directory = write_index(tmp_path / "step_1", tensors)
+    (directory / "__3_0.distcp").unlink()
+    cut = directory / "__2_0.distcp"
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size - 1)
+    facts = gather_checkpoint(str(directory), copied=True)
+    assert [(share.rank, share.records) for share in facts.shares.ranks] == [(0, 2), (1, 2), (2, 2), (3, 1)]
+    assert inspect(directory).totals.ranks == 4
+    page_of(directory, tmp_path / "page.html", copied=True)
+    with opened(tmp_path / "page.html") as it:
+        page = it.page
+        assert page.inner_text("#map h3") == "layer.0", "it begins with what is damaged"
+        assert page.inner_text("#map-said").endswith(
+            "No gap, no overlap. The bytes of 1 chunk are not there."
+        )
+        assert page.locator(".canvas .lost").count() == 1
+        assert "bytes not there" in page.inner_text("#map .legend")
+        page.focus(".canvas")
+        page.keyboard.press("End")
+        said = re.sub("[\u2068\u2069]", "", page.inner_text("#map-said"))
+        assert said.endswith("written by rank 3, in bytes 0:864 of __3_0.distcp, which does not exist")
+        page.check("#marked")
+        expect(page.locator("#matches")).to_have_text("2 keys found")
+        page.locator("#tree .key").last.click()
+        expect(page.locator("#map h3")).to_have_text("layer.1")
+        page.focus(".canvas")
+        page.keyboard.press("End")
+        assert "__2_0.distcp" in page.inner_text("#map-said")
+        assert page.inner_text("#map-said").endswith("which ends at byte 1727")

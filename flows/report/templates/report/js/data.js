@@ -33,6 +33,11 @@ class Contents {
     return rank < 0 ? this.files[file] : `rank ${rank}`;
   }
 
+  // Whether the bytes of a chunk are not there: no such file, or one that ends before them.
+  lost(file, range) {
+    return file < 0 || this.sizes[file] < 0 || (Boolean(range) && range[1] > this.sizes[file]);
+  }
+
   // Colour and texture go by rank, or by file where names do not tell the rank.
   hue(file) {
     if (file < 0) return -1;

@@ -24,10 +24,12 @@ async function start() {
   document.documentElement.dataset.ready = "";
 }
 
-// The key to begin with: one with a hole in it, else the one in most pieces.
+// The key to begin with: one with a hole in it, else one that is damaged, else the one in most pieces.
 function most(contents) {
   const faulty = Object.keys(contents.faults);
   if (faulty.length) return Number(faulty[0]);
+  const damaged = Object.keys(contents.marks).find((key) => contents.marks[key] === "error");
+  if (damaged !== undefined) return Number(damaged);
   let best = 0;
   const rank = (key) => [contents.shapeOf(key) === null ? 0 : 1, contents.chunks[key], contents.bytes[key]];
   for (let key = 1; key < contents.count; key += 1) {

@@ -118,6 +118,7 @@ class TilingMap {
     const flat = view.down < 0;
     const ratio = Math.log2(1 + h) / Math.log2(1 + w);
     const boxes = view.visible();
+    for (const box of boxes) box.lost = this.contents.lost(box.file, this.ranges?.[box.row]) ? box.count : 0;
     const distinct = (axis) => new Set(boxes.map((box) => box[axis])).size;
     // High enough to label every row where there are not too many.
     const labelled = 24 + 16 * distinct("y");
@@ -145,6 +146,8 @@ class TilingMap {
     this.out.disabled = view.isWhole;
     const total = boxes.reduce((sum, box) => sum + box.count, 0);
     this.said.value = `${many ? "Summary of " : ""}${plural(total, "chunk")}${view.isWhole ? "" : " in view"}${many ? ": each box stands for several; go in to see them singly" : ""}. ${this.faulty()}`;
+    const lost = boxes.reduce((sum, box) => sum + box.lost, 0);
+    if (lost) this.said.value += ` The bytes of ${plural(lost, "chunk")} are not there.`;
     if (view.chunks.coarse) this.said.value += " Chunks of this tensor are only counted here: they are too many for this page.";
     else if (!this.ranges) this.said.value += " Where in its file each stands did not fit on this page.";
     this.boxes = boxes;
@@ -191,6 +194,7 @@ class TilingMap {
     return [
       draw("rect", { class: `box ${look}`, ...at }),
       texture ? draw("rect", { class: "over", fill: `url(#${texture})`, ...at }) : null,
+      item.lost ? draw("rect", { class: "over lost", fill: "url(#gap)", ...at }) : null,
       text ? draw("text", { x: at.x + at.width / 2, y: at.y + at.height / 2 }, text) : null,
     ].filter(Boolean);
   }
@@ -227,6 +231,7 @@ class TilingMap {
         entries.push(make("span", {}, swatch(draw("rect", { fill: `url(#${kind})`, ...whole })), kind));
       }
     }
+    if (this.items.some((item) => item.lost)) entries.push(make("span", {}, swatch(draw("rect", { fill: "url(#gap)", ...whole })), "bytes not there"));
     this.legend.replaceChildren(...entries);
   }
 
@@ -261,7 +266,9 @@ class TilingMap {
   // Where a chunk is to be found: "in bytes 0:4096 of __0_0.distcp".
   stands(row, file) {
     const range = this.ranges?.[row];
-    return `in ${range ? `bytes ${range.join(":")} of ` : ""}${isolated(shortened(this.contents.files[file], 120))}`;
+    const size = this.contents.sizes[file];
+    const how = size < 0 ? ", which does not exist" : this.contents.lost(file, range) ? `, which ends at byte ${size}` : "";
+    return `in ${range ? `bytes ${range.join(":")} of ` : ""}${isolated(shortened(this.contents.files[file], 120))}${how}`;
   }
 
   describe(item) {
@@ -272,7 +279,7 @@ class TilingMap {
       const who = files.size > 1 ? this.span(item) ?? plural(files.size, "file") : isolated(contents.writer([...files][0]));
       const span = (dim, from, size) => (dim < 0 ? [] : [`dim ${dim} ${from}:${from + size}`]);
       const where = [...span(view.down, item.y, item.h), ...span(view.across, item.x, item.w)].join(", ");
-      return `${plural(item.count, "chunk")} in ${where}, by ${who}`;
+      return `${plural(item.count, "chunk")} in ${where}, by ${who}${item.lost ? `; the bytes of ${number(item.lost)} are not there` : ""}`;
     }
     const dims = view.shape.map((_, dim) => dim);
     const sizes = dims.map((dim) => view.chunks.size(item.row, dim));

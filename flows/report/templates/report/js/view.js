@@ -90,6 +90,7 @@ function summed(boxes, window, columns, rows) {
     if (!cell) cells.set(at, { ...box, left: box.x, top: box.y, right: box.x + box.w, bottom: box.y + box.h, files: new Set([box.file]), alone: true });
     else {
       cell.count += box.count;
+      cell.lost += box.lost;
       cell.alone = false;
       cell.files.add(box.file);
       cell.left = Math.min(cell.left, box.x); cell.right = Math.max(cell.right, box.x + box.w);

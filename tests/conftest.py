@@ -3,6 +3,7 @@
 A session fixture is made once in each worker process, when the first test asks for it.
 """
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import environment
+
+# What collecting imports (torch, Prefect, hundreds of modules of tests) stays to the end: looking through it
+# again and again would take as long as importing it, and once more when the process ends.
+gc.disable()
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _PLACES = environment.prepare(is_worker=bool(_WORKER))
@@ -40,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_unconfigure() -> None:
+    gc.freeze()
     if not _WORKER:
         shutil.rmtree(_PLACES.run)
 
@@ -49,6 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if _WORKER:
         longest_first(items)
         tell_prefect_tests(items, _WORKER, _PLACES.run)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

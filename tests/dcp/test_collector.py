@@ -1,27 +1,35 @@
 """The cyclic collector is kept out of the way for a while, and then is what it was."""
 
 import gc
+from collections.abc import Iterator
+
+import pytest
 
 from dcp.collector import gc_paused, gc_settled
 
 
-def test_what_exists_is_not_looked_through_until_the_end() -> None:
-    # What other tests' libraries have frozen is not of interest here.
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen, neither by tests/conftest.py, which does so for speed, nor by a library."""
     gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_exists_is_not_looked_through_until_the_end() -> None:
     with gc_settled():
         assert gc.get_freeze_count() > 0
         assert gc.isenabled()
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("thawed")
 def test_what_somebody_else_has_frozen_stays_frozen() -> None:
     gc.freeze()
-    try:
-        with gc_settled():
-            pass
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
+    with gc_settled():
+        pass
+    assert gc.get_freeze_count() > 0
 
 
 def test_the_collector_is_as_it_was() -> None:

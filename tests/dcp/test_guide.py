@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 import dcp
+from tests.support.ranks import run_script
 
 GUIDE = Path(dcp.__file__).with_name("README.md").read_text()
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPT = re.compile(r"# (\w+\.py)\n")
+TORCHRUN = re.compile(r"torchrun --nproc-per-node (\d) (\w+\.py)(.*)")
+STARTED = "audit.py"
+"""The script that torchrun itself starts. The ranks of the other one have imported torch before, which would
+be most of what they take."""
 TEARDOWN = "terminate called without an active exception"
 """How torch itself ends a rank that has done its work, once in some dozens of times on a busy machine; the
 blocks that follow show whether it had."""
@@ -26,18 +31,25 @@ def test_everything_on_the_page_runs_and_prints_what_it_says(
     blocks = list(BLOCK.finditer(GUIDE))
     assert {block[1] for block in blocks} == {"python", "sh"}
     session: dict[str, object] = {}
+    started: list[str] = []
     for block in blocks:
         script = SCRIPT.match(block[2])
         if script:
             Path(script[1]).write_text(block[2])
         elif block[1] == "sh":
             for command in block[2].splitlines():
-                shell(command)
+                ranks, name, arguments = TORCHRUN.fullmatch(command).groups()  # type: ignore[union-attr]
+                started.append(name)
+                if name == STARTED:
+                    shell(command)
+                else:
+                    run_script(int(ranks), tmp_path, name, *arguments.split())
         else:
             line = GUIDE[: block.start()].count("\n") + 1
             exec(compile("\n" * line + block[2], "dcp/README.md", "exec"), session)
             shown = re.findall(r"^# (.*)$", block[2], re.MULTILINE)
             assert set(shown) <= set(capsys.readouterr().out.splitlines())
+    assert started == ["train.py", "train.py", STARTED]
 
 
 def shell(command: str) -> None:

@@ -7,6 +7,7 @@ save, and what the tests import, and has done nothing else: these imports are pa
 import multiprocessing
 import os
 import pickle
+import runpy
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.environment import wait_for_no_disk
+from tests.support.web import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -39,27 +41,32 @@ class RankError(AssertionError):
     """A rank raised, died or did not finish in time; the message holds the first failure's own traceback."""
 
 
-def run_ranks(function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 120) -> list[Any]:
+def run_ranks(
+    function: Callable[..., Any], ranks: int, *args: Any, timeout: float = 120, grouped: bool = True
+) -> list[Any]:
     """Call `function(*args)` on `ranks` processes that form a gloo group; return its values in rank order.
 
-    `function` must be importable by name (module level); it, `args` and the values must pickle. After
-    `timeout` seconds, or as soon as one rank fails, all are killed.
+    Those that are not `grouped` may form one by what torchrun's variables say. `function` must be importable
+    by name (module level); it, `args` and the values must pickle. After `timeout` seconds, or as soon as one
+    rank fails, all are killed.
 
     Raises:
         RankError: a rank failed, or the time is over.
     """
     with tempfile.TemporaryDirectory(prefix="ckpt-ranks-") as directory:
         rendezvous = Path(directory) / "rendezvous"
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         processes = []
         results: dict[Connection, int] = {}
         try:
             for rank in range(ranks):
                 receiver, sender = _CONTEXT.Pipe(duplex=False)
                 call = pickle.dumps((function, args))
+                own = {**master, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+                environment = {**os.environ, **({} if grouped else own)}
+                group = (rendezvous.as_uri(), rank, ranks) if grouped else None
                 process = _CONTEXT.Process(
-                    target=_rank_main,
-                    args=(sender, dict(os.environ), rendezvous.as_uri(), rank, ranks, timeout, call),
-                    daemon=True,
+                    target=_rank_main, args=(sender, environment, group, timeout, call), daemon=True
                 )
                 process.start()
                 sender.close()
@@ -76,6 +83,21 @@ def run_ranks(function: Callable[..., Any], ranks: int, *args: Any, timeout: flo
                 process.close()
             for receiver in results:
                 receiver.close()
+
+
+def run_script(ranks: int, directory: Path, script: str, *args: str) -> None:
+    """Run `script` in `directory` as `torchrun --nproc-per-node ranks` would, on processes as above.
+
+    Raises:
+        RankError: a rank failed.
+    """
+    run_ranks(_script, ranks, directory, script, args, grouped=False)
+
+
+def _script(directory: Path, script: str, args: tuple[str, ...]) -> None:
+    os.chdir(directory)
+    sys.argv = [script, *args]
+    runpy.run_path(script, run_name="__main__")
 
 
 def _collect(pending: dict[Connection, int], deadline: float) -> dict[int, Any]:
@@ -101,9 +123,7 @@ def _collect(pending: dict[Connection, int], deadline: float) -> dict[int, Any]:
 def _rank_main(
     sender: Connection,
     environment: dict[str, str],
-    rendezvous: str,
-    rank: int,
-    ranks: int,
+    group: tuple[str, int, int] | None,
     timeout: float,
     call: bytes,
 ) -> None:
@@ -116,13 +136,21 @@ def _rank_main(
     try:
         import torch.distributed as dist
 
-        dist.init_process_group(
-            "gloo", init_method=rendezvous, rank=rank, world_size=ranks, timeout=timedelta(seconds=timeout)
-        )
         function, args = pickle.loads(call)
-        value = function(*args)
-        dist.barrier()
-        dist.destroy_process_group()
+        if group is None:
+            value = function(*args)
+        else:
+            rendezvous, rank, ranks = group
+            dist.init_process_group(
+                "gloo",
+                init_method=rendezvous,
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(seconds=timeout),
+            )
+            value = function(*args)
+            dist.barrier()
+            dist.destroy_process_group()
         message = pickle.dumps((True, value))
     except BaseException:  # torch's CheckpointException is no Exception
         message = pickle.dumps((False, traceback.format_exc()))

@@ -18,7 +18,7 @@ from tasks.alert import Alert, AlertReport, Emit, raise_alert, tell_unrecorded
 from tasks.ledger import Ledger, StepKey, timestamp
 from tasks.run_health import run_key
 from tasks.snapshot import Snapshot, take_snapshot
-from tasks.text import plain
+from tasks.text import plain, typed
 
 PROBLEM = "unreachable"
 
@@ -104,7 +104,7 @@ def tell_return(settings: LifecycleSettings, run: RunSettings, emit: Emit | None
         what="a pass could read and write all it needs; told before: its storage cannot be reached",
         where=run.publish,
         since=timestamp(time.time()),
-        command=f"ckpt status --run {run.name} --config {settings.file}",
+        command=typed("ckpt", "status", "--run", run.name, "--config", settings.file),
     )
     return [tell_unrecorded(alert, sinks=settings.alert_urls(run), emit=emit)]
 
@@ -119,7 +119,7 @@ def _alert(settings: LifecycleSettings, run: RunSettings, error: StorageError, s
         what=plain(str(error)),
         where=error.url or run.source,
         since=timestamp(since),
-        command=f"ckpt watch --once --config {settings.file}",
+        command=typed("ckpt", "watch", "--once", "--config", settings.file),
         advice="Restore the place, its credentials or its permissions; the next pass goes on by itself. "
         "Until then nothing is known of its steps, and none is called bad.",
     )

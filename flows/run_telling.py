@@ -20,7 +20,7 @@ from tasks.ledger import Ledger, StepKey, timestamp
 from tasks.partial import RECORD as PARTIAL
 from tasks.partial import Shortfall, identity
 from tasks.run_health import Junk, Stall, run_key
-from tasks.text import plain
+from tasks.text import plain, typed
 
 _NAMES = 5
 _HEADLINES = {
@@ -83,7 +83,7 @@ def tell_mistake(
         what=plain(mistake),
         where=join_url(run.source, step),
         since=timestamp(ledger.clock()),
-        command=f"ckpt run {join_url(run.source, step)} --config {settings.file}",
+        command=typed("ckpt", "run", join_url(run.source, step), "--config", settings.file),
         advice="The step was left alone. Correct the setting; the next pass then takes it up by itself.",
     )
     sinks = settings.alert_urls(run)
@@ -115,7 +115,7 @@ def tell_partial(
         what=plain("; ".join(shortfall.text for shortfall in lacking)),
         where=published,
         since=timestamp(ledger.clock()),
-        command=f"ckpt status --run {run.name} --config {settings.file}",
+        command=typed("ckpt", "status", "--run", run.name, "--config", settings.file),
         advice="The step is published, and what is in its files is whole. If they are to hold the rest too, "
         f"choose another format or dtype in {settings.field(run, 'exports')}; if not, name it under exclude "
         "there, which ends these alerts. Steps that lack the same are not told again.",
@@ -133,7 +133,7 @@ def _stalled(settings: LifecycleSettings, run: RunSettings, stall: Stall) -> Ale
         what=f"no commit for {human_span(stall.quiet)}; usual between two is {human_span(stall.usual)}",
         where=join_url(run.source, stall.last.step),
         since=timestamp(stall.last.at),
-        command=f"ckpt status --run {run.name} --config {settings.file}",
+        command=typed("ckpt", "status", "--run", run.name, "--config", settings.file),
         advice="Look at the training job. If it has ended as it should, nothing is left to do; "
         f"{settings.field(run, 'stall_factor')} = 0 ends these alerts for the run.",
     )
@@ -151,7 +151,7 @@ def _junk(settings: LifecycleSettings, run: RunSettings, junk: Junk) -> Alert:
         what=plain(f"{human_bytes(junk.bytes)} in steps that were never committed: {names}{more}"),
         where=run.source,
         since=timestamp(junk.since),
-        command=f"ckpt status --run {run.name} --config {settings.file}",
+        command=typed("ckpt", "status", "--run", run.name, "--config", settings.file),
         advice="Once the job is sure not to write them any more, delete these directories.",
     )
 
@@ -168,5 +168,5 @@ def _recovered(settings: LifecycleSettings, run: RunSettings, ledger: Ledger, ke
         what=plain(f"told before, at {before.when}: {before.facts.get('headline')}"),
         where=run.source,
         since=timestamp(ledger.clock()),
-        command=f"ckpt status --run {run.name} --config {settings.file}",
+        command=typed("ckpt", "status", "--run", run.name, "--config", settings.file),
     )

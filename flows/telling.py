@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from tasks.alert import Alert, AlertReport, alert_for_failure, raise_alert
 from tasks.ledger import Failure, LedgerRecord, StepKey, timestamp
 from tasks.partial import Shortfall
 from tasks.publish import PublishReport
+from tasks.text import typed
 
 
 class Teller:
@@ -42,9 +44,9 @@ class Teller:
         """How to say that a step's keys are meant."""
         workshop = self.workshop
         if workshop.run.expectation == "previous":
-            command = f"ckpt run {self.url} --accept-keys --config {workshop.settings.file}"
+            command = typed("ckpt", "run", self.url, "--accept-keys", "--config", workshop.settings.file)
             return f"If this change is meant, accept the keys from this step on: {command}"
-        command = f"ckpt contract {self.url} > {workshop.run.expectation}"
+        command = f"{typed('ckpt', 'contract', self.url)} > {shlex.quote(workshop.run.expectation)}"
         return f"If this change is meant, expect the new keys: {command}"
 
     def mistaken(self, mistake: str, step: str) -> None:
@@ -90,7 +92,7 @@ class Teller:
                 what=what,
                 where=self.url,
                 since=since or timestamp(self.ledger.clock()),
-                command=f"ckpt run {self.url} --config {config}",
+                command=typed("ckpt", "run", self.url, "--config", config),
                 advice="The step is published and can be used." if problem == FAILED else "",
             ),
         )
@@ -112,7 +114,7 @@ class Teller:
                 what=f"published as {report.url}; told before: {names} (first at {first.when})",
                 where=self.url,
                 since=timestamp(self.ledger.clock()),
-                command=f"ckpt verify {report.url}",
+                command=typed("ckpt", "verify", report.url),
             ),
         )
 

@@ -13,6 +13,7 @@ event (through the `Emit` that the flow hands in) and to apprise URLs (`tasks.si
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
@@ -22,7 +23,7 @@ from dcp.errors import ChangedError
 from dcp.findings import Code, Report
 from tasks.ledger import Failure, Ledger, StepKey, timestamp
 from tasks.sinks import Delivery, send_all, sink_name
-from tasks.text import plain
+from tasks.text import plain, typed
 
 TITLES: dict[str, str] = {
     "incomplete": "was never committed",
@@ -131,7 +132,7 @@ def alert_for_failure(
     """
     command = again
     if not command:
-        command = f"ckpt run {url} --config {config}" if config else f"ckpt run {url}"
+        command = typed("ckpt", "run", url, *(("--config", config) if config else ()))
     return Alert(
         run=ledger.run,
         step=key.step,
@@ -155,8 +156,8 @@ def _advice(failure: Failure, url: str) -> str:
     code = next((code for code in failure.codes if code in _CODES), None)
     if code is None:
         return ""
-    known: dict[str, str] = {"earlier": failure.expected} if failure.expected else {}
-    return advice_for(code, url, **known)  # type: ignore[arg-type]  # it is one of Code
+    known: dict[str, str] = {"earlier": shlex.quote(failure.expected)} if failure.expected else {}
+    return advice_for(code, shlex.quote(url), **known)  # type: ignore[arg-type]  # it is one of Code
 
 
 def raise_alert(

@@ -19,7 +19,7 @@ from tasks.alert import Alert, AlertReport, Emit, raise_alert
 from tasks.ledger import DONE, Ledger, StepKey, timestamp
 from tasks.manifest import published_directory
 from tasks.snapshot import take_snapshot
-from tasks.text import plain
+from tasks.text import plain, typed
 from tasks.verify import VerifyReport, verify
 
 PROBLEM = "damaged"
@@ -116,7 +116,7 @@ def _alert(ledger: Ledger, key: StepKey, found: VerifyReport) -> Alert:
         what=plain("; ".join([found.message, *wrong[:3]])),
         where=found.url,
         since=timestamp(ledger.clock()),
-        command=f"ckpt verify {found.url}",
+        command=typed("ckpt", "verify", found.url),
         advice="Do not load it. Restore the files from the bucket's versions, or point the alias at another "
         "step: ckpt publish --alias latest PUBLISHED_URL",
     )

@@ -39,6 +39,7 @@ from tasks.manifest import (
 )
 from tasks.outcomes import boundary
 from tasks.tensor_check import completed, wrong_tensors
+from tasks.text import typed
 from tasks.verify import VerifyReport, verify
 
 __all__ = [
@@ -229,5 +230,5 @@ def _require_same(store: Store, manifest: Manifest, key: StepKey, artifacts: Seq
             if file.name in listed and listed[file.name] != file.sha256:
                 raise EnvironmentFault(
                     f"{store.url}/{file.name} was published with other content by {manifest.who}; "
-                    f"check what is there now: ckpt verify {store.url}"
+                    f"check what is there now: {typed('ckpt', 'verify', store.url)}"
                 )

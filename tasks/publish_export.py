@@ -9,6 +9,7 @@ who that was. The ledger then knows the step as published, so the lifecycle leav
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -146,7 +147,8 @@ def _files(export: str) -> tuple[Store, dict[str, int]]:
     except NotFoundError:
         inside = {}
     if not inside:
-        raise UsageError(f"there is no export at {export}; write one with: ckpt export URL {export}")
+        command = f"ckpt export URL {shlex.quote(export)}"
+        raise UsageError(f"there is no export at {export}; write one with: {command}")
     return parent, inside
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 
@@ -10,6 +11,11 @@ def plain(text: str, limit: int = 1000) -> str:
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def typed(*words: object) -> str:
+    """A command as it is typed in a shell, whatever is in the names of places."""
+    return shlex.join(str(word) for word in words)
 
 
 def writable(text: str) -> str:

@@ -56,6 +56,40 @@ def test_other_keys_than_a_contract_has(here: Lifecycle, ckpt: Ckpt, ignored: li
     assert (code, "keys.missing" in output) == (1, True)
 
 
+def test_commands_can_be_typed_whatever_places_are_called(tmp_path: Path, ckpt: Ckpt) -> None:
+    odd = tmp_path / "it's a place; $(touch no) & Füße"
+    life = Lifecycle(str(odd / "-data"), odd / "settings of mine")
+    contract = odd / "the keys.json"
+    odd.mkdir()
+    step = {"step_pattern": r".*step (\d+)"}
+    life.save("-v step 1", OTHER_KEYS)
+    contract.write_text(ckpt("contract", f"{life.source.url}/-v step 1").out)
+    life.save("-v step 2")
+    life.save("it's step 3", OTHER_KEYS)
+    life.cut("it's step 3")
+    life.save("$x step 4", OTHER_KEYS, without=(".metadata",))
+    after = '[runs.after_publish]\ncommand = ["/no such/program"]\nmax_attempts = 1'
+    life.once(life.settings(tables=after, expectation=str(contract), junk_size=1, junk_age="0s", **step))
+    file = str(life.directory / "lifecycle.toml")
+    kinds = []
+    for alert in life.told:
+        kinds.append(alert.problem)
+        words = shlex.split(alert.command)
+        if alert.problem in ("junk", "after-publish"):
+            assert words[-2:] == ["--config", file]
+        if alert.step:
+            assert f"{life.source.url}/{alert.step}" in words
+        if alert.problem == "junk":
+            assert "$x step 4" in typed(ckpt, alert.command)[1]
+        elif alert.problem != "after-publish":
+            assert typed(ckpt, alert.command)[0] == 1
+        for line in alert.advice.splitlines():
+            if "ckpt " in line and "(ckpt" not in line:
+                _, name, *given = shlex.split("ckpt " + line.rpartition("ckpt ")[2])
+                assert {f"{life.source.url}/{alert.step}", "status"} & {name, *given}, line
+    assert sorted(kinds) == ["after-publish", "incomplete", "junk", "key-mismatch", "torn"]
+
+
 def test_damage_that_only_a_scrub_finds(here: Lifecycle, ckpt: Ckpt) -> None:
     settings = here.settings(scrub=True, copied=True)
     here.save("step_1")

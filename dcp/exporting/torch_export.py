@@ -26,9 +26,9 @@ from dcp.findings import Finding, finding
 from dcp.index import CheckpointIndex, ObjectEntry, TensorEntry
 from dcp.pickles.nodes import Value
 from dcp.pickles.reader import read
-from dcp.pickles.scan import Judgement, Verdict, globals_of, judge, scan
-from dcp.pickles.tables import WEIGHTS_ONLY
+from dcp.pickles.scan import Verdict, beyond_weights_only, judge, scan
 from dcp.pickles.tensors import storage_of
+from dcp.pickles.writer import write
 from dcp.records import Records
 from dcp.storage import Sink
 
@@ -102,8 +102,7 @@ def prepare(
             values.append((item, spec))
             continue
         archive = archives[entry.key]
-        judgement = judge(scan(archive.pickle))
-        refused = _refusal(entry, judgement, globals_of(archive.pickle), allow_pickle)
+        refused = _refusal(entry, archive.pickle, allow_pickle)
         if refused is not None:
             findings.append(refused)
             continue
@@ -148,11 +147,14 @@ def _read_objects(records: Records, entries: list[ObjectEntry]) -> dict[str, Arc
     return found
 
 
-def _refusal(
-    entry: ObjectEntry, judgement: Judgement, asked_for: Iterable[str], allow_pickle: bool
-) -> Finding | None:
+def _refusal(entry: ObjectEntry, pickle: bytes, allow_pickle: bool) -> Finding | None:
     """Why an object is left out: ``torch.load`` would refuse the whole file for it, harmless or not."""
-    strange = [name for name in asked_for if name not in WEIGHTS_ONLY]
+    found = scan(pickle)
+    judgement = judge(found)
+    strange = beyond_weights_only(found)
+    if found.strange and judgement.verdict is Verdict.ALLOWED:
+        # It is written anew, at protocol 2, which has other opcodes.
+        strange = beyond_weights_only(scan(write(read(pickle))))
     if judgement.verdict is Verdict.ALLOWED and (allow_pickle or not strange):
         return None
     if judgement.error is not None and judgement.verdict is not Verdict.REACHES_CODE:

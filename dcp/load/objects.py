@@ -10,8 +10,7 @@ from dcp.checks.scrub import judge_object
 from dcp.errors import RecordError
 from dcp.findings import Finding
 from dcp.index import ObjectEntry
-from dcp.pickles.scan import Allowance, Judgement, Verdict, globals_of, judge, scan
-from dcp.pickles.tables import WEIGHTS_ONLY
+from dcp.pickles.scan import Allowance, Judgement, Verdict, beyond_weights_only, judge, scan
 
 NOTHING = Allowance()
 """No more than the built-in lists."""
@@ -45,10 +44,10 @@ def examine(entry: ObjectEntry, archive: Archive, allow: Allowance) -> tuple[Fin
 
     Returns:
         What is to be said of it, or None if all it asks for is known to be harmless; and whether it may
-        be given to ``torch.load(weights_only=True)``, which takes every global that it asks for.
+        be given to ``torch.load(weights_only=True)``, which takes every global and every opcode in it.
     """
     found = next(judge_object(entry, archive.pickle, allow), None)
-    return found, found is None and WEIGHTS_ONLY.issuperset(globals_of(archive.pickle))
+    return found, found is None and not beyond_weights_only(scan(archive.pickle))
 
 
 def refused(entry: ObjectEntry, archive: Archive, allow: Allowance) -> Refused | None:

@@ -34,6 +34,7 @@ class Machine:
         offset: where the opcode being run starts, in bytes.
         position: the next byte to read; after the run, the end of the pickle.
         dropped: offset at which a call's result was thrown away, which a value cannot show.
+        strange: what ``torch.load(weights_only=True)`` cannot read, whatever it asks for: opcodes by name.
         stack: what was pushed since the innermost MARK; ``frames`` holds what is below each MARK.
     """
 
@@ -49,6 +50,7 @@ class Machine:
         "offset",
         "position",
         "stack",
+        "strange",
     )
 
     def __init__(self, data: bytes, persistent: PersistentLoad | None = None) -> None:
@@ -60,6 +62,7 @@ class Machine:
         self.memo: dict[int, Value] = {}
         self.globals: dict[Global, int] = {}
         self.dropped: int | None = None
+        self.strange: dict[str, None] = {}
         self._by_hash: dict[int, list[Value]] = {}
         self._persistent = persistent
         self._spare = 4 * len(self.data) + 1024

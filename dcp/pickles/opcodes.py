@@ -13,6 +13,7 @@ from functools import partial
 from dcp.pickles.literals import LITERALS, Action, decimal, entry
 from dcp.pickles.machine import Machine
 from dcp.pickles.nodes import Build, Call, Global, NewObj, Value
+from dcp.pickles.tables import WEIGHTS_ONLY_OPCODES
 
 _HIGHEST_PROTOCOL = 5
 _UINT32 = struct.Struct("<I")
@@ -289,5 +290,19 @@ def _unknown(m: Machine) -> None:
     m.fail(f"0x{m.data[m.offset]:02x} is no opcode")
 
 
+def _strange(name: str, action: Action) -> Action:
+    def noting(m: Machine) -> None:
+        m.strange[name] = None
+        action(m)
+
+    return noting
+
+
 _KNOWN = LITERALS | _OTHERS
-ACTIONS: list[Action] = [_KNOWN.get(opcode, _unknown) for opcode in range(256)]
+_NAMES = {code[0]: name for name, code in vars(pickle).items() if isinstance(code, bytes) and len(code) == 1}
+ACTIONS: list[Action] = [
+    _strange(_NAMES[opcode], _KNOWN[opcode])
+    if opcode in _KNOWN and _NAMES[opcode] not in WEIGHTS_ONLY_OPCODES
+    else _KNOWN.get(opcode, _unknown)
+    for opcode in range(256)
+]

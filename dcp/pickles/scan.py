@@ -19,7 +19,7 @@ from dcp.errors import PickleError, UsageError
 from dcp.pickles.machine import Machine
 from dcp.pickles.nodes import Global
 from dcp.pickles.reader import run
-from dcp.pickles.tables import NEVER, PERMITTED, PERMITTED_MODULES, REACHING, REACHING_MODULES
+from dcp.pickles.tables import NEVER, PERMITTED, PERMITTED_MODULES, REACHING, REACHING_MODULES, WEIGHTS_ONLY
 
 _WALKED_ROOTS = sys.stdlib_module_names | {"torch", "numpy"}
 
@@ -40,11 +40,13 @@ class Scan:
         globals: each once, in the order in which they are first named.
         end: bytes up to the end of the pickle, or of the opcode that could not be read.
         error: why it could not be read to its end, if it could not.
+        strange: names of opcodes that ``torch.load(weights_only=True)`` does not know.
     """
 
     globals: tuple[Global, ...]
     end: int
     error: PickleError | None = None
+    strange: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +105,18 @@ def scan(data: bytes) -> Scan:
             run(machine)
     except PickleError as met:
         error = met
-    return Scan(tuple(machine.globals), machine.position, error)
+    return Scan(tuple(machine.globals), machine.position, error, tuple(machine.strange))
 
 
 def globals_of(data: bytes) -> list[str]:
     """Full names of the globals that a pickle asks for, as far as it can be read."""
     return [str(found) for found in scan(data).globals]
+
+
+def beyond_weights_only(found: Scan) -> list[str]:
+    """What ``torch.load(weights_only=True)`` refuses in a pickle, harmless or not: globals, then opcodes."""
+    names = [name for each in found.globals if (name := str(each)) not in WEIGHTS_ONLY]
+    return [*names, *(f"opcode {name}" for name in found.strange)]
 
 
 def judge(found: Scan, allow: Allowance | None = None) -> Judgement:

@@ -68,6 +68,15 @@ WEIGHTS_ONLY = frozenset(
 )
 """What ``torch.load(weights_only=True)`` takes of itself (torch 2.13)."""
 
+WEIGHTS_ONLY_OPCODES = frozenset(
+    _words("""
+        PROTO STOP MARK GLOBAL REDUCE NEWOBJ BUILD BINPERSID BINGET LONG_BINGET BINPUT LONG_BINPUT
+        APPEND APPENDS SETITEM SETITEMS TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_TUPLE EMPTY_LIST EMPTY_DICT EMPTY_SET
+        NONE NEWFALSE NEWTRUE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINSTRING
+    """)
+)
+"""The opcodes that it knows. What protocol 2 writes beside these is LONG4, for ints of over 255 bytes."""
+
 _PATHS = _words("Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath")
 
 PERMITTED = WEIGHTS_ONLY | frozenset(

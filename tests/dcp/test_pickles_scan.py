@@ -4,7 +4,9 @@ import decimal
 import io
 import os
 import pickle
+import pickletools
 import re
+import warnings
 from argparse import Namespace
 from functools import reduce
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -12,13 +14,22 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import numpy as np
 import pytest
 import torch
-from torch._weights_only_unpickler import _get_allowed_globals
+from torch._weights_only_unpickler import _get_allowed_globals, load
 
 from dcp.errors import UsageError
 from dcp.pickles.nodes import Global
 from dcp.pickles.reader import read
-from dcp.pickles.scan import Allowance, Judgement, Verdict, globals_of, judge, scan, verdict_on
-from dcp.pickles.tables import PERMITTED, REACHING, REACHING_MODULES, WEIGHTS_ONLY
+from dcp.pickles.scan import (
+    Allowance,
+    Judgement,
+    Verdict,
+    beyond_weights_only,
+    globals_of,
+    judge,
+    scan,
+    verdict_on,
+)
+from dcp.pickles.tables import PERMITTED, REACHING, REACHING_MODULES, WEIGHTS_ONLY, WEIGHTS_ONLY_OPCODES
 from dcp.pickles.writer import write
 from tests.support.golden import ROOT
 from tests.support.states import archive_pickle
@@ -32,6 +43,32 @@ def _judge(data: bytes, *allow: str) -> Judgement:
 
 def test_the_table_is_torchs_own() -> None:
     assert set(_get_allowed_globals()) == WEIGHTS_ONLY
+
+
+def test_the_opcodes_are_those_that_torch_knows() -> None:
+    for name, opcode in ((each.name, each.code.encode("latin1")) for each in pickletools.opcodes):
+        said = ""
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                load(io.BytesIO(opcode + b"N."))
+            except Exception as error:
+                said = str(error)
+        assert (f"Unsupported operand {opcode[0]}" in said) == (name not in WEIGHTS_ONLY_OPCODES), name
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_is_said_of_weights_only_is_true(protocol: int) -> None:
+    values = [1, -1, 1 << 40, 1 << 2039, 1 << 2040, 1.5, "é", b"x", bytearray(b"x"), [None, True], {1}, ()]
+    values += [frozenset({1}), b"", {"a": (1, 2, 3, 4)}, collections.OrderedDict(a=1), range(3)]
+    for value in values:
+        data = pickle.dumps(value, protocol)
+        taken = True
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                load(io.BytesIO(data))
+            except (pickle.UnpicklingError, ModuleNotFoundError):
+                taken = False
+        assert taken == (not beyond_weights_only(scan(data))), (value, beyond_weights_only(scan(data)))
 
 
 def test_what_is_permitted_never_reaches_code() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 
 import dcp
 from dcp.errors import ChangedError, ForbiddenError, NotLoadableError, ResourceError, UsageError
@@ -321,7 +322,9 @@ def test_renaming_keeps_the_nesting_that_is_left(
 
 def test_what_torch_load_refuses_by_default_is_left_out(tmp_path: Path) -> None:
     """Harmless classes too: one of them would make the whole file one that plain torch.load refuses."""
-    values = {"path": Path("a"), "when": datetime(2026, 1, 1), "some": frozenset({1}), "span": range(3)}
+    values: dict[str, Any] = {"path": Path("a"), "when": datetime(2026, 1, 1), "some": frozenset({1})}
+    values["span"] = range(3)
+    values["large"] = [1 << 2100]  # of an opcode that it does not know
     torch.distributed.checkpoint.save(
         {"w": torch.ones(2), "step": 3, "o": {"nested": [1, None, "x"]}, **values},
         checkpoint_id=str(tmp_path / "step"),

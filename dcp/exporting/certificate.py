@@ -165,7 +165,7 @@ def _in_archive(store: Store, name: str, size: int) -> Contents:
             raise RecordError(f"{name} holds no data.pkl as torch writes it", file=name)
         data = archive.read(pickle)
         placed: dict[bool, dict[str, Stored]] = {True: {}, False: {}}
-        for path, node in _tensors(read(data), "", set()):
+        for path, node in _tensors(read(data), (), set()):
             placed[node.contiguous][path] = _placed(archive, entries, name, path, node)
         return Contents("torch", placed[True], placed[False], _frame(data))
 
@@ -195,13 +195,13 @@ def _placed(
     return Stored(node.dtype, node.shape, start + begin, start + end)
 
 
-def _tensors(value: Value, path: str, seen: set[int]) -> Iterator[tuple[str, TensorNode]]:
+def _tensors(value: Value, path: tuple[str, ...], seen: set[int]) -> Iterator[tuple[str, TensorNode]]:
     """Tensors in nested dicts, lists and tuples, by dotted path; what stands in two places by the first.
 
     ``seen`` are the containers gone into, so that neither a circle nor a ladder of them takes for ever.
     """
     if is_tensor(value):
-        yield path, tensor_of(value)
+        yield ".".join(path), tensor_of(value)
         return
     inner: Iterable[tuple[object, Value]] = ()
     if isinstance(value, dict):
@@ -214,7 +214,7 @@ def _tensors(value: Value, path: str, seen: set[int]) -> Iterator[tuple[str, Ten
         return
     seen.add(id(value))
     for key, item in inner:
-        yield from _tensors(item, f"{path}.{key}" if path else str(key), seen)
+        yield from _tensors(item, (*path, str(key)), seen)
 
 
 class _Object(io.RawIOBase):

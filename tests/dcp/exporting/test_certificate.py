@@ -38,6 +38,8 @@ def test_files_that_torch_wrote(tmp_path: Path) -> None:
     assert found["a"] == found["tied"]
     torch.save({"b": base[1].clone()}, tmp_path / "row.pt")
     assert certify(str(tmp_path / "row.pt"))["b"] == found["row"]
+    torch.save({"": {"a": base, "": base}, "a": base}, tmp_path / "nameless.pt")
+    assert certify(str(tmp_path / "nameless.pt")).keys() == {".a", ".", "a"}
 
 
 def test_one_bit_changes_one_digest(golden: Callable[[str], Path], tmp_path: Path) -> None:

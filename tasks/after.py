@@ -10,14 +10,16 @@ What is published stays published, whatever becomes of this.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from dcp.errors import EnvironmentFault
 from dcp.findings import Report
@@ -29,6 +31,12 @@ AFTER_DONE = "after-done"
 
 _FAILED = "after-failed-"
 _TAIL = 2000
+"""Bytes of output that are looked at, and characters that are told of them."""
+_SAID = 500
+_MOST = 16 << 20
+"""Bytes of output after which only the last of it is kept."""
+_LOOK = 0.1
+"""Seconds between two looks at how much was printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +152,9 @@ def run_command(command: Sequence[str], publication: Publication, *, directory: 
     """
     name = command[0]
     with tempfile.TemporaryFile() as output:
+        # Whoever writes goes on at the end, wherever that is after the file was cut off.
+        flags = fcntl.fcntl(output, fcntl.F_GETFL)
+        fcntl.fcntl(output, fcntl.F_SETFL, flags | os.O_APPEND)
         try:
             process = subprocess.Popen(
                 list(command),
@@ -157,7 +168,7 @@ def run_command(command: Sequence[str], publication: Publication, *, directory: 
         except OSError as error:
             raise EnvironmentFault(f"{name} cannot be started: {error.strerror or error}") from None
         try:
-            code = process.wait(timeout)
+            code, said = _run_out(process, output, timeout)
         except subprocess.TimeoutExpired:
             raise EnvironmentFault(f"{name} took longer than {timeout:.0f} s and was killed") from None
         finally:
@@ -165,14 +176,33 @@ def run_command(command: Sequence[str], publication: Publication, *, directory: 
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        said = _tail(output)
     if code:
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise EnvironmentFault(f"{name} {how}{f': {said}' if said else ''}")
     return said or f"{name} ended with exit code 0"
 
 
-def _tail(output: Any) -> str:
+def _run_out(process: subprocess.Popen[bytes], output: IO[bytes], timeout: float) -> tuple[int, str]:
+    """Exit code of a process and the last of what it printed, which fills no disk however much it is."""
+    deadline = time.monotonic() + timeout
+    kept = b""
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            code = process.wait(min(_LOOK, max(0.0, left)))
+            break
+        except subprocess.TimeoutExpired:
+            if left <= 0:
+                raise
+        if os.fstat(output.fileno()).st_size > _MOST:
+            kept = _tail(output)
+            output.truncate(0)
+    said = plain((kept + _tail(output))[-_TAIL:].decode(errors="replace"), _TAIL)
+    # Programs say last why they failed.
+    return code, said if len(said) <= _SAID else f"…{said[1 - _SAID :]}"
+
+
+def _tail(output: IO[bytes]) -> bytes:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL))
-    return plain(output.read().decode(errors="replace"), 500) if size else ""
+    return output.read(_TAIL)

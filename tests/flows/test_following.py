@@ -183,7 +183,25 @@ def test_what_a_command_prints_is_bounded(tmp_path: Path) -> None:
     loud = "print('x' * 5_000_000); print('\\x1b[31mend')"
     said = run_command([sys.executable, "-c", loud], PUBLICATION, directory=str(tmp_path), timeout=60)
     assert len(said) <= 500
+    assert said.endswith("[31mend")
     assert "\x1b" not in said
+
+
+FLOOD = """
+import os, time
+most = 0
+while (size := os.fstat(1).st_size) >= most:
+    most = size
+    os.write(1, b"x" * (1 << 20))
+    time.sleep(0.002)
+os.write(1, b"and the end")
+"""
+
+
+def test_a_command_that_floods_fills_no_disk(tmp_path: Path) -> None:
+    # It ends once what it had printed was cut off.
+    said = run_command([sys.executable, "-c", FLOOD], PUBLICATION, directory=str(tmp_path), timeout=60)
+    assert said.endswith("and the end")
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import hmac
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import BoundedSemaphore, Condition, Thread
+from threading import BoundedSemaphore, Condition, Thread, Timer
 from typing import Any
 
 from dcp.errors import EnvironmentFault, UsageError
@@ -28,6 +29,7 @@ WAITING = 1000
 """Steps that may wait to be processed."""
 
 _SECONDS = 10.0
+"""For one request in all, and between two of its bytes."""
 _AT_ONCE = 16
 
 _log = logging.getLogger(__name__)
@@ -178,6 +180,7 @@ class Listener:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    patience = _SECONDS
 
     def __init__(self, address: tuple[str, int], listener: Listener) -> None:
         self.listener = listener
@@ -192,13 +195,23 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # The socket's own timeout begins anew with every byte.
+        end = Timer(self.patience, _cut_off, [request])
+        end.daemon = True
+        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            end.cancel()
             self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _log.debug("a request ended early", exc_info=True)
+
+
+def _cut_off(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

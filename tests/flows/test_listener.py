@@ -24,6 +24,7 @@ from flows.notices import LIMIT, BadNoticeError, Step, step_of_notice
 from flows.settings import LifecycleSettings, load_settings
 from flows.workshop import Workshop
 from tests.support.lifecycle import RUN, Lifecycle
+from tests.support.waiting import until
 from tests.support.web import QuietHandler, served
 
 SETTINGS = """
@@ -179,6 +180,28 @@ def test_other_methods_and_raw_bytes(settings: LifecycleSettings) -> None:
         with socket.create_connection((str(place.hostname), place.port or 0), timeout=60) as connection:
             connection.sendall(b"\x16\x03\x01" * 100 + b"\r\n")
             connection.recv(100)
+        assert post(listener.url, committed("gs://train/a/step_1")) == 202
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(
+    settings: LifecycleSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.listener._Server.patience", 0.3)
+    with Listener(settings, Guard(), port=0) as listener:
+        place = urlsplit(listener.url)
+        with socket.create_connection((str(place.hostname), place.port or 0), timeout=60) as connection:
+            connection.settimeout(0.05)
+
+            def cut_off() -> bool:
+                try:
+                    connection.send(b"P")
+                    return connection.recv(100) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            until(cut_off)
         assert post(listener.url, committed("gs://train/a/step_1")) == 202
 
 

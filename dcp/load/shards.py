@@ -45,7 +45,15 @@ def shards_of(key: str, target: Any) -> list[HeldRegion]:
 
     Raises:
         CheckpointError: ``keys.shape``; the memory of a shard has another size than its placements give it.
+            ``keys.kind``; what its ranks hold are parts of a sum.
     """
+    if isinstance(target, DTensor) and any(place.is_partial() for place in target.placements):
+        raise CheckpointError(
+            f"{key} of the state dict is a DTensor with a Partial placement, of which every rank holds a "
+            "part of a sum: load into one with Replicate or Shard placements",
+            code="keys.kind",
+            key=key,
+        )
     mesh = getattr(target, "device_mesh", None)
     if mesh is not None and mesh.get_coordinate() is None:
         return []

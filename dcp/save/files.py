@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import IO, TypeVar, cast
 
 import torch
+from torch._utils import _element_size
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.storage import Sink, Store
@@ -107,7 +109,7 @@ def write_file(
 
     Raises:
         StorageError: storage failed.
-        UsageError: an object cannot be pickled, or a tensor has no values or is not dense.
+        UsageError: an object cannot be pickled, or a tensor has no record, see `require_plain`.
         CheckpointError: a tensor has not the shape that the index will give it.
         InterruptedError: the file was given up.
     """
@@ -156,13 +158,29 @@ def pickled(planner: SavePlanner, item: WriteItem) -> io.BytesIO:
 
 
 def require_plain(key: str, value: object, where: str = "") -> None:
-    """No tensor without values, and none that is not dense: torch has no record for either.
+    """No tensor without values, none that is not dense, none of sub-byte types or of partial sums: torch has
+    no record for any of them.
 
     Raises:
         UsageError: it is one.
     """
     if not isinstance(value, torch.Tensor):
         return
+    if isinstance(value, DTensor) and any(place.is_partial() for place in value.placements):
+        raise UsageError(
+            f"{key}{where} is a DTensor with a Partial placement, of which every rank holds a part of a sum "
+            "and none the values: redistribute it to Replicate or Shard before the save, or leave it out of "
+            "the state"
+        )
+    try:
+        _element_size(value.dtype)  # type: ignore[no-untyped-call]
+    except TypeError:
+        kind = str(value.dtype).removeprefix("torch.")
+        same = "int16" if value.dtype.itemsize == 2 else "uint8"
+        raise UsageError(
+            f"{key}{where} is of type {kind}, which torch.distributed.checkpoint cannot save: save its "
+            f"view(torch.{same}), and load into such a view"
+        ) from None
     if value.is_meta:
         raise UsageError(
             f"{key}{where} is on the meta device and has no values to save: save after the model was made "

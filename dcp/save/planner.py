@@ -130,7 +130,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
         """This rank's plan, with digests of what other ranks may hold too.
 
         Raises:
-            UsageError: an object cannot be pickled, or a tensor has no values or is not dense.
+            UsageError: an object cannot be pickled, or a tensor has no record, see `require_plain`.
             CheckpointError: a shard has another shape than its tensor says.
         """
         for key, value in self.state_dict.items():

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
+from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial
 
 import dcp
 from dcp.errors import CheckpointError, ForbiddenError, UsageError
@@ -142,6 +145,41 @@ def test_tensors_that_have_no_record_are_named(
     with pytest.raises(CheckpointException, match=said):
         save({"model": {"w": value}}, BucketWriter(str(tmp_path / "step")), planner=planner())
     assert not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize(("dtype", "view"), [(torch.int4, torch.uint8), (torch.bits16, torch.int16)])
+def test_sub_byte_tensors_are_named_and_their_views_are_saved(
+    tmp_path: Path, dtype: torch.dtype, view: torch.dtype
+) -> None:
+    value = torch.arange(8, dtype=torch.uint8).view(dtype)
+    place, name = str(tmp_path / "step"), str(view).removeprefix("torch.")
+    with pytest.raises(
+        CheckpointException, match=rf"m\.w is of type .*, .* cannot save: .* view\(torch\.{name}\)"
+    ):
+        save({"m": {"w": value}}, BucketWriter(place), planner=CheckedSavePlanner())
+    save({"m": {"w": value.view(view)}}, BucketWriter(place), planner=CheckedSavePlanner())
+    held = torch.zeros(8, dtype=torch.uint8).view(dtype)
+    load({"m": {"w": held.view(view)}}, place)
+    assert torch.equal(held.view(torch.uint8), torch.arange(8, dtype=torch.uint8))
+
+
+def test_parts_of_a_sum_are_named_on_both_ways(tmp_path: Path) -> None:
+    place = str(tmp_path / "step")
+    save({"m": {"w": torch.ones(3)}}, BucketWriter(place))
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        state = {"m": {"w": DTensor.from_local(torch.ones(3), mesh, [Partial()])}}
+        with pytest.raises(
+            CheckpointException, match=r"m\.w is a DTensor with a Partial placement, .* redistrib"
+        ):
+            save(state, BucketWriter(str(tmp_path / "other")), planner=CheckedSavePlanner())
+        reader, strict = dcp.BucketReader(place), dcp.StrictLoadPlanner()
+        with pytest.raises(CheckpointException, match=r"m\.w of the state dict is a DTensor with a Partial"):
+            torch_checkpoint.load(state, storage_reader=reader, planner=strict, no_dist=True)
+    finally:
+        distributed.destroy_process_group()
+    assert not (tmp_path / "other").exists()
 
 
 def test_patterns_that_meet_nothing_are_warned_of(tmp_path: Path) -> None:

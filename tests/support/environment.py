@@ -4,12 +4,21 @@ It must be set before gcsfs, prefect or torch is imported, since they read it on
 """
 
 import os
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 _DROPPED_PREFIXES = ("PREFECT_", "AWS_", "GOOGLE_", "FSSPEC_", "CKPT_")
-_DROPPED = ("STORAGE_EMULATOR_HOST", "FORCE_COLOR", "CLICOLOR_FORCE", "GITHUB_ACTIONS", "PY_COLORS")
+_DROPPED = (
+    "STORAGE_EMULATOR_HOST",
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+    "GITHUB_ACTIONS",
+    "PY_COLORS",
+    # Hundreds of processes import the project: it is to be compiled once.
+    "PYTHONDONTWRITEBYTECODE",
+)
 
 _FIXED = {
     # Otherwise the first use of each bucket on an emulator waits for half a minute or more.
@@ -51,6 +60,7 @@ def prepare(*, is_worker: bool) -> Places:
         if name.startswith(_DROPPED_PREFIXES) or name in _DROPPED:
             del os.environ[name]
     os.environ.update(_FIXED)
+    sys.dont_write_bytecode = False
     os.environ[_RUN] = str(run)
     os.environ["PREFECT_HOME"] = str(worker / "prefect")
     os.environ["XDG_STATE_HOME"] = str(worker / "state")

@@ -14,7 +14,9 @@ from typing import Any
 
 _DRIVER = """
 import asyncio, json, os, signal, sys, time
-import dcp.exporting.ties
+# All that an export takes, so that no child need import it.
+import dcp.exporting.ties, dcp.storage.gcs, dcp.storage.s3_filesystem, dcp.wire.parser, dcp.wire.reader
+import google_crc32c, s3fs, tenacity, xxhash
 from dcp.exporting import export
 from dcp.storage.http import HttpClient
 from tasks.export_shards import export_in_shards

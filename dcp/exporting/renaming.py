@@ -1,8 +1,8 @@
 """Rules that rename keys, ``REGEX=>TEXT``: checked when they are given, applied within bounded time.
 
 Python's regular expressions can take exponential time, and nothing in the same process can stop them. A
-rule that repeats in more than one place, or that meets very long names, is therefore applied by a process
-of its own, which can be ended.
+rule that leaves a choice in more than one place, or that meets very long names, is therefore applied by a
+process of its own, which can be ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SECONDS = 20.0
 
 _LONG = 4096
 """From this many letters on a name is slow for one repetition too."""
-_REPEAT = re.compile(r"(?<!\\)(?:[*+]|\{\d*,\d*\})")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_CHOICE = re.compile(r"[*+|]|(?<!\()\?|\{\d*,?\d*\}")
+"""Repetitions and alternatives, where nothing is escaped."""
 _APART = """
 import json, re, sys
 rules, names = json.load(sys.stdin)
@@ -50,7 +52,7 @@ def parse_rename(text: str) -> Rule:
         # An empty alternative lets it match, and a replacement is checked by nothing but a match.
         end = "\n|" if compiled.flags & re.VERBOSE else "|"
         match = re.compile(pattern + end).match("")
-    except re.error as error:
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"rename {text!r}: {pattern!r} is no regular expression: {error}") from None
     assert match is not None
     try:
@@ -66,10 +68,8 @@ def renamed(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
     Raises:
         UsageError: they take too long.
     """
-    longest = max(map(len, names), default=0)
-    if any(_REPEAT.search(pattern) and longest > _LONG for pattern, _ in rules) or any(
-        len(_REPEAT.findall(pattern)) > 1 for pattern, _ in rules
-    ):
+    most = 0 if max(map(len, names), default=0) > _LONG else 1
+    if any(len(_CHOICE.findall(_ESCAPED.sub("", pattern))) > most for pattern, _ in rules):
         return _apart(names, rules)
     result = list(names)
     for pattern, replacement in rules:
@@ -89,8 +89,8 @@ def _apart(names: Sequence[str], rules: Sequence[Rule]) -> list[str]:
     except subprocess.TimeoutExpired:
         told = ", ".join(repr(f"{pattern}=>{replacement}") for pattern, replacement in rules)
         raise UsageError(
-            f"renaming takes longer than {SECONDS:g} s: in {told} repetitions stand within each other; "
-            f"make them unambiguous, as [^.]+ for one component"
+            f"renaming takes longer than {SECONDS:g} s: in {told} repetitions or alternatives match one text "
+            f"in many ways; make them unambiguous, as [^.]+ for one component"
         ) from None
     result: list[str] = json.loads(done.stdout)
     return result

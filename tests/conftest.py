@@ -3,6 +3,7 @@
 A session fixture is made once in each worker process, when the first test asks for it.
 """
 
+import atexit
 import gc
 import os
 import shutil
@@ -21,6 +22,9 @@ gc.disable()
 
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _PLACES = environment.prepare(is_worker=bool(_WORKER))
+if not _WORKER:
+    # A run that ends before it began, as on a wrong option, calls no hook.
+    atexit.register(shutil.rmtree, _PLACES.run)
 
 # These read the environment when they are imported.
 from tests.support import golden as goldens  # noqa: E402
@@ -46,8 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_unconfigure() -> None:
     gc.freeze()
-    if not _WORKER:
-        shutil.rmtree(_PLACES.run)
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,7 +2,6 @@
 
 import os
 import pwd
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -27,13 +26,13 @@ def postgres() -> Iterator[str]:
     where = required(postgres_programs())
     port = free_port()
     # pytest's own directories are closed to others, and the server refuses to run as root.
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-postgres-"))
-    user = None
-    if os.geteuid() == 0:
-        user = _USER
-        entry = pwd.getpwnam(user)
-        os.chown(directory, entry.pw_uid, entry.pw_gid)
-    try:
+    with tempfile.TemporaryDirectory(prefix="ckpt-postgres-") as name:
+        directory = Path(name)
+        user = None
+        if os.geteuid() == 0:
+            user = _USER
+            entry = pwd.getpwnam(user)
+            os.chown(directory, entry.pw_uid, entry.pw_gid)
         data = directory / "data"
         initdb = [str(where / "initdb"), "-D", str(data), "-U", "prefect", "--auth=trust", "-E", "UTF8", "-N"]
         subprocess.run(initdb, check=True, user=user, cwd="/", capture_output=True)
@@ -67,5 +66,3 @@ def postgres() -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
-    finally:
-        shutil.rmtree(directory)

@@ -98,22 +98,27 @@ def repath(path: tuple[PathPart, ...], name: str) -> tuple[PathPart, ...]:
     """The path for a new dotted name: parts of the old one that still stand at either end are kept.
 
     What is between them becomes one part: ``("model", "a.w")`` renamed ``"net.a.w"`` is ``("net", "a.w")``.
+    The path spells the name, whatever that is.
     """
     tail: list[PathPart] = []
-    rest = name
+    rest: str | None = name  # None where nothing is left; what is empty is a part of its own
     parts = list(path)
-    while parts and (rest == str(parts[-1]) or rest.endswith(f".{parts[-1]}")):
+    while parts and rest is not None and f".{rest}".endswith(f".{parts[-1]}"):
         part = parts.pop()
         tail.insert(0, part)
-        rest = rest.removesuffix(str(part)).removesuffix(".")
+        rest = _without(rest, part, rest[: -len(str(part)) - 1])
     head: list[PathPart] = []
     for part in parts:
-        if rest != str(part) and not rest.startswith(f"{part}."):
+        if rest is None or not f"{rest}.".startswith(f"{part}."):
             break
         head.append(part)
-        rest = rest.removeprefix(str(part)).removeprefix(".")
-    middle: list[PathPart] = [rest] if rest else []
-    return (*head, *middle, *tail)
+        rest = _without(rest, part, rest[len(str(part)) + 1 :])
+    return (*head, *([] if rest is None else [rest]), *tail)
+
+
+def _without(name: str, part: PathPart, rest: str) -> str | None:
+    """What is left of a name that begins or ends with ``part``."""
+    return None if name == str(part) else rest
 
 
 def _require_distinct(index: CheckpointIndex, chosen: Iterable[Selected]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dcp.errors import MetadataError, UsageError
 from dcp.exporting import renaming
 from dcp.exporting.renaming import parse_rename, renamed
-from dcp.exporting.selection import DEEPEST, Selection, select
+from dcp.exporting.selection import DEEPEST, Selection, dotted, repath, select
 from dcp.index import CheckpointIndex, ObjectEntry, PathPart
 
 
@@ -75,6 +77,21 @@ def test_rules_that_would_take_for_ever_are_ended(
     monkeypatch.setattr(renaming, "SECONDS", 0.3)
     with pytest.raises(UsageError, match=r"takes longer than 0\.3 s"):
         renamed([name], [(pattern, "x")])
+
+
+PARTS = st.sampled_from(["", "a", "b", "a.b", ".", 0, 1, "0"])
+
+
+@given(st.lists(PARTS, min_size=1, max_size=4), st.lists(st.sampled_from(["", "a", "b", "0"]), min_size=1))
+def test_a_renamed_path_spells_its_name(path: list[PathPart], name: list[str]) -> None:
+    assert dotted(repath(tuple(path), ".".join(name))) == ".".join(name)
+    assert dotted(repath(tuple(path), dotted(path))) == dotted(path)
+
+
+def test_a_dot_that_a_prefix_leaves_stays() -> None:
+    index = index_of({"model.w": ("model", "w")})
+    [item] = select(index, Selection(strip_prefix="model"))
+    assert (item.key, item.path) == (".w", ("", "w"))
 
 
 def test_a_collision_names_both() -> None:

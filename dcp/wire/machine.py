@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from dcp.errors import MetadataError
 from dcp.pickles import opcodes
@@ -26,6 +26,8 @@ MAX_DIMS = 64
 """Most dimensions of a tensor, as in torch."""
 INTEGERS = frozenset({int})
 """For ``INTEGERS.issuperset(map(type, values))``: all are exact ints, no bools among them."""
+NAMES = frozenset({str})
+"""The same for texts."""
 
 _STOP = pickle.STOP[0]
 _BY_IDENTITY = frozenset({WireIndex, Run})
@@ -175,10 +177,12 @@ class IndexMachine(Machine):
         frames = self.frames
         return bool(frames) and bool(frames[-1]) and type(frames[-1][-1]) is container
 
-    def _fields(self, state: Value) -> dict[Value, Value]:
+    def _fields(self, state: Value) -> dict[str, Value]:
         if type(state) is not dict:
             self.fail("the state of an object is not a dict")
-        return state
+        if not NAMES.issuperset(map(type, state)):
+            self.fail("an attribute of an object has no name")
+        return cast("dict[str, Value]", state)
 
     def _shape(self, value: Value) -> tuple[int, ...] | None:
         if type(value) is tuple and len(value) <= MAX_DIMS and INTEGERS.issuperset(map(type, value)):
@@ -205,7 +209,7 @@ class IndexMachine(Machine):
         if type(transforms) is not list and type(transforms) is not tuple:
             self.fail("transform descriptors are not names")
         self.spend(len(transforms))
-        if not {str}.issuperset(map(type, transforms)):
+        if not NAMES.issuperset(map(type, transforms)):
             self.fail("transform descriptors are not names")
         record.path, record.offset, record.length = path, offset, length
         record.transforms = tuple(transforms)
@@ -234,7 +238,7 @@ class IndexMachine(Machine):
                 continue
             fields = self._fields(part)
             self.spend(len(fields))
-            target.fields.update({k: v for k, v in fields.items() if type(k) is str})
+            target.fields.update(fields)
 
     def run(self) -> Value:
         """Run to STOP; the value on top of the stack.

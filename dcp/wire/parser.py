@@ -193,7 +193,11 @@ class Parser:
     def _dtype(self, properties: object, key: str) -> str:
         if type(properties) is Instance and properties.known is values.PROPERTIES:
             state: Any = properties.fields.get("state")
-            dtype = state[0] if type(state) is tuple and state else properties.fields.get("dtype")
+            dtype = properties.fields.get("dtype")
+            if type(state) is tuple:
+                dtype, memory_format = (state[0], state[3]) if len(state) == 5 else (None, None)
+                if type(memory_format) is not Token or memory_format not in values.MEMORY_FORMATS:
+                    raise self.fail("its properties are not those of a tensor", key)
             if isinstance(dtype, Token) and dtype in ITEMSIZE:
                 return str(dtype)
         raise self.fail("no dtype", key)

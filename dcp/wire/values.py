@@ -19,6 +19,9 @@ _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "l
 _LAYOUTS = frozenset(
     {"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged", "_mkldnn"}
 )
+_LAYOUT_NAMES = frozenset(f"torch.{name}" for name in _LAYOUTS)
+MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")
+"""Members of torch's enum, each in the place that its value says."""
 
 
 class UnsafeCallError(ValueError):
@@ -113,7 +116,9 @@ def _ordered(args: tuple[Any, ...]) -> dict[Any, Any]:
 
 def _layout(args: tuple[Any, ...]) -> Token:
     (name,) = args
-    return Token(name) if isinstance(name, str) else Token("unknown")
+    if not isinstance(name, str) or name not in _LAYOUT_NAMES:
+        raise ValueError("a layout has a name that torch does not know")
+    return Token(name)
 
 
 def _path(args: tuple[Any, ...]) -> str:
@@ -128,10 +133,17 @@ def _enum(args: tuple[Any, ...]) -> Token:
     return Token(str(value))
 
 
+def _memory_format(args: tuple[Any, ...]) -> Token:
+    (value,) = args
+    if type(value) is not int or not 0 <= value < len(MEMORY_FORMATS):
+        raise ValueError("a memory format that torch does not know")
+    return Token(MEMORY_FORMATS[value])
+
+
 def _member(args: tuple[Any, ...]) -> Token:
     """A member of an enum by its name, as Python 3.11.0 to 3.11.3 write it: ``getattr(enum, name)``."""
     whose, name = args if len(args) == 2 else (None, None)
-    if whose is not ENUM or not isinstance(name, str):
+    if (whose is not ENUM and whose is not MEMORY_FORMAT) or not isinstance(name, str):
         raise UnsafeCallError("builtins.getattr of something other than an enum")
     return Token(name)
 
@@ -143,6 +155,7 @@ PROPERTIES = _instances("TensorProperties")
 STORAGE_META = _instances("StorageMeta")
 INERT = _instances("an object of a framework")
 ENUM = Known("an enum", _enum)
+MEMORY_FORMAT = Known("a memory format", _memory_format)
 SIZE = Known("torch.Size", _size)
 CHUNK = Known("ChunkStorageMetadata", lambda _: WireChunk())
 RECORD = Known("_StorageInfo", lambda _: WireRecord())
@@ -175,7 +188,7 @@ def _table() -> dict[tuple[str, str], Token | Known]:
         (_CHECKPOINT, ("MetadataIndex",), INDEX),
         (_CHECKPOINT, ("StorageMeta",), STORAGE_META),
         (_PROPERTIES, ("TensorProperties",), PROPERTIES),
-        (_PROPERTIES, ("MEM_FORMAT_ENCODING", "_MEM_FORMAT_ENCODING"), ENUM),
+        (_PROPERTIES, ("MEM_FORMAT_ENCODING", "_MEM_FORMAT_ENCODING"), MEMORY_FORMAT),
         (_FILESYSTEM, ("_StorageInfo",), RECORD),
         (_FILESYSTEM, ("_StoragePrefix",), INERT),
         (_PLANNER, ("SavePlan", "WriteItem", "TensorWriteData"), INERT),

@@ -194,3 +194,39 @@ def test_keys_of_every_rank_written_out_are_skipped_too() -> None:
             storage[place] = _StorageInfo(path, 7 * len(storage), 2**31 * (r % 2) + 7)
     loaded = alike(pickle.dumps(Metadata(described, {}, storage), protocol=4))
     assert skipped(loaded) > 2 * 70 * 40 * 0.8
+
+
+def one_tensor() -> Metadata:
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([3]))
+    described = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([3]), [chunk])
+    place = MetadataIndex("w", torch.Size([0]), 0)
+    return Metadata({"w": described}, {}, {place: _StorageInfo("__0_0.distcp", 0, 1000)})
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (b"torch.strided", b"torch.strieed"),
+        (b"_MEM_FORMAT_ENCODING\x94\x93\x94K\x00", b"_MEM_FORMAT_ENCODING\x94\x93\x94K\x03"),
+        # What stands in the place of the memory format is another value; then there is one value less.
+        (b"K\x00\x85\x94R\x94\x89t", b"K\x00\x85\x94\x94\x94\x89t"),
+        (b"\x85\x94R\x94\x89t\x94b", b"\x85\x94R\x94\x94t\x94b"),
+    ],
+)
+def test_properties_that_torch_does_not_take_are_damage(was: bytes, now: bytes) -> None:
+    whole = pickle.dumps(one_tensor(), protocol=4)
+    assert outcome(whole, runs=False)[0][0] == "read"
+    assert whole.count(was) == 1
+    damaged = whole.replace(was, now)
+    with pytest.raises((KeyError, ValueError, RuntimeError)):
+        pickle.loads(damaged)
+    for runs in (False, True):
+        assert outcome(damaged, runs=runs)[0][:2] == ("refused", "metadata.unreadable")
+
+
+def test_an_attribute_without_a_name_is_damage() -> None:
+    damaged = one_tensor()
+    next(iter(damaged.storage_data)).__dict__[7] = 7
+    refused, _ = outcome(pickle.dumps(damaged), runs=False)
+    assert refused[:2] == ("refused", "metadata.unreadable")
+    assert "has no name" in refused[2]

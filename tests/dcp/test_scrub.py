@@ -98,13 +98,13 @@ def test_a_bit_that_changes_what_torch_reads_is_found(golden_copy: Callable[[str
         file = step / "__0_0.distcp"
         good = file.read_bytes()
         unseen = 0
-        for at in rng.sample(range(len(good)), 200):
+        for at in rng.sample(range(len(good)), 80):
             flip(file, at, 1 << rng.randrange(8))
             if dcp.validate(str(step), scrub=True).ok:
                 unseen += 1
                 assert contents(step) == before, f"byte {at}"
             file.write_bytes(good)
-        assert unseen < 100
+        assert unseen < 40
 
 
 def mutate(data: bytearray, rng: random.Random) -> None:
@@ -156,7 +156,7 @@ def test_random_damage_never_passes_and_never_raises(
     files = [p for p in sorted(step.iterdir()) if (p.name == ".metadata") == (what == ".metadata")]
     rng = random.Random(f"{name}{what}")
     passed = 0
-    for _ in range(350):
+    for _ in range(150):
         file = rng.choice(files)
         good = file.read_bytes()
         data = bytearray(good)
@@ -171,7 +171,7 @@ def test_random_damage_never_passes_and_never_raises(
             assert contents(step) == before, "the content changed and nothing was found"
         file.write_bytes(good)
         os.utime(file, (SAVED_AT, SAVED_AT))
-    assert passed < 120
+    assert passed < 50
 
 
 def test_objects_are_judged_and_not_run(tmp_path: Path) -> None:

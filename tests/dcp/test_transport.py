@@ -72,7 +72,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     with fault_proxy(server.endpoint) as proxy:
         options: dict[str, Any] = {"endpoint_url": proxy.endpoint}
         if request.param == "s3":
-            options["config_kwargs"] = {"retries": {"max_attempts": 1}}
+            # Ours are enough here, and do not wait for up to a second each.
+            options["config_kwargs"] = {"retries": {"max_attempts": 0}}
         url = f"{bucket}/root"
         yield Place(request.param, open_store(url, **options), open_store(url), proxy, raw)
 

@@ -163,7 +163,7 @@ def test_a_bomb_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_random_damage_under_a_memory_limit() -> None:
-    """20,000 damaged copies of real indices: read or a MetadataError, within 1 GB, and no crash."""
+    """6,000 damaged copies of real indices: read or a MetadataError, within 1 GB, and no crash."""
     seeds = [str(golden.directory / ".metadata") for golden in GOLDENS]
     code = """
         import os, random
@@ -174,7 +174,7 @@ def test_random_damage_under_a_memory_limit() -> None:
         seeds = seeds[:12]
         rng = random.Random(11)
         refused = 0
-        for _ in range(20_000):
+        for _ in range(6_000):
             data = bytearray(rng.choice(seeds))
             for _ in range(rng.randint(1, 4)):
                 at = rng.randrange(len(data))
@@ -192,4 +192,4 @@ def test_random_damage_under_a_memory_limit() -> None:
                 refused += 1
         print(refused)
     """
-    assert int(limited(code, *seeds, gigabytes=1, seconds=300)) > 5_000
+    assert int(limited(code, *seeds, gigabytes=1, seconds=300)) > 1_500

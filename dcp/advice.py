@@ -29,8 +29,8 @@ from dcp.errors import (
 from dcp.findings import Code
 
 _CODES: dict[Code, str] = {
-    "incomplete.no-metadata": "The save did not finish. Resume from an earlier step (ckpt status); "
-    "once the job is sure not to write it any more, the directory can be deleted.",
+    "incomplete.no-metadata": "The save has not finished. While the job may still write it, wait; otherwise "
+    "resume from an earlier step (ckpt status), and the directory can be deleted.",
     "metadata.empty": "The index was cut off while being written. Resume from an earlier step (ckpt status).",
     "metadata.unreadable": "The index is damaged. Restore .metadata from the bucket's object versions, or "
     "resume from an earlier step: ckpt status",

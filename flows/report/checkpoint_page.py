@@ -102,6 +102,9 @@ def _writers_line(facts: CheckpointFacts) -> str:
     heaviest = shares.heaviest
     assert heaviest is not None
     each = f"{plural(len(shares.ranks), 'rank')} wrote {human_bytes(shares.mean)} each on average"
+    if facts.contents is None:
+        # How much each would have written in the end is not known.
+        return f"{each}, by the names of the files."
     if shares.even:
         return f"{each}, evenly: the heaviest {human_bytes(heaviest.bytes)}."
     return (

@@ -19,13 +19,14 @@ from dcp.inspection import writer_rank
 from flows.report.chunking import EXACT, Patterns, Tilings, columns_of
 from flows.report.packing import Packed, pack_json
 from flows.report.places import Places, Ranges, pack_places
+from flows.report.problems import LONGEST_KEY
 from flows.text import name
 
 ABSENT = -1
 """Size of an object that does not exist."""
 BUDGET = 1_500_000
 """Characters that the packed keys of a page may take."""
-_NAME_LIMITS = (1000, 240, 80)
+_NAME_LIMITS = (LONGEST_KEY, 240, 80)
 """Longest names, tried in this order until the keys fit."""
 _FAULTS = {"tiling.gap": "gap", "tiling.overlap": "overlap", "tiling.out-of-bounds": "outside"}
 _MOST_FAULTS = 500

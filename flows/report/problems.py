@@ -13,6 +13,8 @@ from flows.text import name
 
 SHOWN = 20
 """Findings of a group that are spelled out."""
+LONGEST_KEY = 1000
+"""Characters of a key by which the page's script finds it again."""
 _LONGEST = 600
 
 
@@ -66,7 +68,7 @@ def _said(found: Finding) -> Said:
     place = found.key if found.key is not None else found.file
     told = place is None or place in found.message
     return Said(
-        key=None if found.key is None else name(found.key),
+        key=None if found.key is None else name(found.key, LONGEST_KEY),
         place="" if told else name(place or ""),
         message=name(found.message, _LONGEST),
     )

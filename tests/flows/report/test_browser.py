@@ -84,6 +84,16 @@ def test_a_finding_leads_to_its_tensor(opened: Open, damaged_page: Path) -> None
         expect(page.locator("#map h3")).to_be_focused()
 
 
+def test_a_finding_leads_to_a_tensor_of_a_long_name(opened: Open, tmp_path: Path) -> None:
+    shape, regions = rows(4, 8, 16, ranks=2)
+    key = f"{'layer.' * 60}weight"
+    step = write_index(tmp_path / "step_1", {key: (shape, regions[:3]), "b": rows(4, 8, 16, ranks=2)})
+    with opened(page_of(step, tmp_path / "page.html")) as it:
+        it.page.locator("#tree .key", has_text="b").last.click()
+        it.page.locator("#findings button", has_text="Show on the map").click()
+        expect(it.page.locator("#map h3")).to_have_text(key)
+
+
 def test_the_map_is_walked_and_zoomed_by_keyboard(opened: Open, damaged_page: Path) -> None:
     with opened(damaged_page) as it:
         page = it.page

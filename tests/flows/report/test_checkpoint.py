@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -74,6 +75,8 @@ def test_a_step_of_several_parts_is_one_page(golden_copy: Callable[[str], Path],
     assert {key.partition("/")[0] for key in keys["names"]} == {"model", "optim"}
     assert all(facts.contents and keys["files"][file].startswith("optim/__") for file in keys["pattern"][-1:])
     assert "model/__0_0.distcp" in {file.name for file in facts.shares.files}
+    landmarks = re.findall(r'role="region" aria-label="([^"]*)"', render_checkpoint(facts))
+    assert len(landmarks) == len(set(landmarks)) == 3
 
 
 def test_an_unfinished_save_has_a_page(golden_copy: Callable[[str], Path]) -> None:
@@ -84,8 +87,16 @@ def test_an_unfinished_save_has_a_page(golden_copy: Callable[[str], Path]) -> No
     assert facts.contents is None
     page = render_checkpoint(facts)
     assert "incomplete.no-metadata" in page
-    assert "Resume from an earlier step" in page
+    assert "wait; otherwise resume from an earlier step" in page
     assert 'id="contents"' not in page
+    assert "--scrub" not in page, "nothing can be read"
+    assert "every save waits" not in page, "what each would have written is not known"
+
+
+def test_an_empty_directory_has_a_page(tmp_path: Path) -> None:
+    page = render_checkpoint(gather_checkpoint(str(tmp_path)))
+    assert "Incomplete" in page
+    assert "<tbody></tbody>" not in page
 
 
 def test_imbalance_is_told(tmp_path: Path) -> None:

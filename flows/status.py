@@ -53,6 +53,8 @@ class AlertStatus(Report):
     told: str
     state: AlertState
     deliveries: int
+    over: bool = False
+    """What a run was told of is over by now; it is listed because not everybody got it, or the news of it."""
 
 
 class StepStatus(Report):
@@ -262,7 +264,7 @@ def _known(
 def _run_alerts(snapshot: Snapshot) -> list[AlertStatus]:
     still = set(open_run_problems(snapshot).values())
     alerts = [
-        alert
+        alert.model_copy(update={"over": key not in still})
         for key in snapshot.by_step.get(RUN, ())
         for alert in _alerts(snapshot, key)
         if alert.state != "delivered" or (key in still and alert.problem != "recovered")

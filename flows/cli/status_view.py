@@ -74,8 +74,9 @@ def _show_run(out: Output, run: RunStatus, most: int | None) -> None:
     if run.alerts:
         out.line()
     for alert in run.alerts:
-        out.line(f"{name(alert.title or alert.problem)}", "warning")
-        out.line(f"  {_ALERTS[alert.state]} {_minute(alert.told)}", "dim")
+        out.line(f"{name(alert.title or alert.problem)}", "dim" if alert.over else "warning")
+        over = "over by now; " if alert.over and alert.problem != "recovered" else ""
+        out.line(f"  {over}{_ALERTS[alert.state]} {_minute(alert.told)}", "dim")
     _show_sinks(out, run.sinks)
     _show_leases(out, run.leases)
     if run.unknown:

@@ -14,6 +14,12 @@ Link = Callable[[StepFact], str | None]
 """Where the page of a published step is, relative to this page; None if it cannot be linked."""
 
 _WORDS = {"done": "ok", "failed": "failed", "open": "–"}
+_ALERTS = {
+    "delivered": "delivered",
+    "partly": "not delivered to all",
+    "failed": "not delivered",
+    "sending": "being told",
+}
 _DUE = ("in-progress", "waiting", "writing")
 """States that a pass will change by itself."""
 _ASIDE = ("late", "replaced", "deleting", "retired", "gone")
@@ -40,6 +46,7 @@ def render_runs(facts: RunsFacts, link: Link) -> str:
         runs=[RunView(run, verdict_of(run), _summary(run), step_charts(run.steps)) for run in facts.runs],
         link=link,
         word=lambda state: _WORDS.get(state, state),
+        outcomes=_ALERTS,
         tone=_tone,
     )
 

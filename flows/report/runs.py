@@ -52,6 +52,7 @@ class Told:
     """One alert: ``when`` in ISO 8601, ``state`` as in `flows.status.AlertStatus`."""
 
     step: str
+    """Empty for one of the run as a whole."""
     problem: str
     what: str
     """One line, where the alert has one."""
@@ -78,6 +79,8 @@ class StepFact:
     url: str
     published: str | None
     published_bytes: int | None
+    partial: str
+    """What was published lacks, if anything."""
     unchanged: int | None
     """Tensors of the artifact that are those of the published step before; None where nothing tells."""
     tensors: int | None
@@ -174,7 +177,7 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         source=name(status.source, 1000),
         error=name(error, 600) if error else "",
         troubles=tuple(
-            _told("", alert) for alert in getattr(status, "alerts", ()) if alert.problem != "recovered"
+            _told("", alert) for alert in status.alerts if not alert.over and alert.problem != "recovered"
         ),
         quiet=now - max(times.values()) if quiet is None and times else quiet,
         usual_interval=status.saving.usual,
@@ -186,19 +189,19 @@ def _run(settings: RunSettings, status: RunStatus, now: float) -> RunFacts:
         standing=sum(step.files > 0 for step in status.steps),
         source_bytes=sum(step.bytes for step in status.steps),
         published_bytes=sum(step.published_bytes or 0 for step in steps),
-        alerts=tuple(_told(step.step, alert) for step in reversed(status.steps) for alert in step.alerts)[
-            :LISTED
-        ],
+        alerts=(
+            *(_told("", alert) for alert in reversed(status.alerts)),
+            *(_told(step.step, alert) for step in reversed(status.steps) for alert in step.alerts),
+        )[:LISTED],
         unknown=tuple(name(each) for each in status.unknown[:20]),
     )
 
 
 def _told(step: str, alert: AlertStatus) -> Told:
-    title = getattr(alert, "title", "")
     return Told(
         step=name(step) if step else "",
         problem=name(problem_name(alert.problem)),
-        what=name(title, 300) if title else "",
+        what=name(alert.title, 300) if alert.title else "",
         when=alert.told,
         state=alert.state,
     )
@@ -270,6 +273,7 @@ def _facts(
                 url=name(url, 1000),
                 published=step.published,
                 published_bytes=_number(facts.get("published", {}).get("bytes")),
+                partial=name(step.partial, 300) if step.partial else "",
                 unchanged=same if digests else None,
                 tensors=len(digests) or None,
                 norms=_norms(facts.get("validated", {})),

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from flows.cli.lifecycle_views import show_pass
 from flows.cli.output import Output
 from flows.cli.status_view import show_status
-from flows.report.run_page import verdict_of
+from flows.report.run_page import render_runs, verdict_of
 from flows.report.runs import gather_runs
 from flows.report.saving import PAGE
 from flows.settings import LifecycleSettings
@@ -54,6 +54,8 @@ def test_tensors_that_are_left_out_are_told_once_and_shown_everywhere(
     assert "exclude" in alert.advice
 
     assert steps(settings)["step_1"].partial == said
+    page = render_runs(gather_runs(settings), lambda _: None)
+    assert "Published in part (1 step): " in page
     show_status(Output(), run_status(settings))
     printed = capsys.readouterr().out
     assert "step_1: published; checkpoint.pt: " in printed

@@ -12,6 +12,8 @@ from dcp.sizes import human_bytes
 from dcp.storage.local import LocalStore
 from flows.lifecycle import process_step
 from flows.passes import watch_once
+from flows.report.run_page import render_runs, verdict_of
+from flows.report.runs import gather_runs
 from flows.status import run_status
 from flows.unnoted import Unnoted
 from flows.workshop import Workshop
@@ -138,13 +140,39 @@ def test_an_alert_of_the_run_reaches_sinks_and_is_tried_again(here: Lifecycle) -
         [told] = report.runs[0].alerts
         assert (told.problem, told.ok) == ("stalled", False)
         [alert] = run_status(settings).runs[0].alerts
-        assert (alert.state, alert.deliveries) == ("failed", 1)
+        assert (alert.state, alert.deliveries, alert.over) == ("failed", 1, False)
+        [page] = gather_runs(settings).runs
+        assert verdict_of(page).word == "Stalled"
+        assert [(told.step, told.problem, told.state) for told in page.alerts] == [("", "stalled", "failed")]
+        assert '<th scope="row">the whole run</th><td>stalled</td>' in render_runs(
+            gather_runs(settings), lambda _: None
+        )
         sink.broken = False
         assert here.once(settings).runs[0].redelivered == 1
         here.once(settings)
         assert [note["title"] for note in sink.received] == [
             f"[{RUN}] saves no more: nothing for 7 h after step_3"
         ]
+
+
+def test_a_stall_that_is_over_is_no_stall_where_the_news_of_it_did_not_arrive(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.sinks._TRIES", 1)
+    for number in range(4):
+        saved(here, f"step_{number}", 10 * HOUR - number * HOUR)
+    with webhook() as sink:
+        settings = here.settings(alerts=[sink.url])
+        sink.broken = True
+        here.once(settings)
+        saved(here, "step_4", 60)
+        here.once(settings)
+        status = run_status(settings)
+        told = [(alert.problem, alert.state, alert.over) for alert in status.runs[0].alerts]
+        assert told == [("stalled", "failed", True), ("recovered", "failed", True)]
+        [page] = gather_runs(settings).runs
+        assert verdict_of(page).word == "Healthy"
+        assert [told.problem for told in page.alerts] == ["recovered", "stalled"]
 
 
 def test_keys_that_changed_on_purpose_are_accepted_with_one_command(here: Lifecycle) -> None:

@@ -37,11 +37,13 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="lo
 
 
 @contextmanager
-def starter(home: Path, code: str) -> Iterator[IO[bytes]]:
-    """A process that runs ``code`` and waits; its output. It is killed in the end."""
+def starter(code: str) -> Iterator[IO[bytes]]:
+    """A process that runs ``code`` and waits; its output. It is killed in the end.
+
+    The server takes this process's PREFECT_HOME, where another may have made the database.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     environment |= {
-        "PREFECT_HOME": str(home),
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
@@ -61,16 +63,16 @@ def pids(output: IO[bytes]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_the_server_ends_with_a_starter_that_is_killed(tmp_path: Path) -> None:
-    with starter(tmp_path, STARTER) as output:
+def test_the_server_ends_with_a_starter_that_is_killed() -> None:
+    with starter(STARTER) as output:
         started = pids(output)
         assert all(map(runs, started))
     until(lambda: not any(map(runs, started)))
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    with starter(tmp_path, STARTER + REVIVED) as output:
+def test_a_server_that_is_killed_is_started_again() -> None:
+    with starter(STARTER + REVIVED) as output:
         started = pids(output)
         os.kill(started[0], signal.SIGKILL)
         again = pids(output)

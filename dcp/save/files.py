@@ -10,15 +10,18 @@ from __future__ import annotations
 import heapq
 import io
 import math
+import pickle
 from collections.abc import Callable, Sequence
 from typing import IO, TypeVar, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch._utils import _element_size
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from dcp.errors import CheckpointError, CkptError, UsageError
 from dcp.storage import Sink, Store
@@ -158,40 +161,61 @@ def pickled(planner: SavePlanner, item: WriteItem) -> io.BytesIO:
 
 
 def require_plain(key: str, value: object, where: str = "") -> None:
-    """No tensor without values, none that is not dense, none of sub-byte types or of partial sums: torch has
-    no record for any of them.
+    """No tensor that torch has no record for: see `_unsavable`.
 
     Raises:
         UsageError: it is one.
     """
-    if not isinstance(value, torch.Tensor):
-        return
+    why = _unsavable(value) if isinstance(value, torch.Tensor) else None
+    if why is not None:
+        raise UsageError(f"{key}{where} {why}")
+
+
+def _unsavable(value: torch.Tensor) -> str | None:
+    """Why a tensor cannot be saved and what to do instead; None if it can."""
+    if is_lazy(value):
+        return (
+            "has no shape and no values yet: call the module once, so that it is initialised, and then save"
+        )
+    if value.is_nested:
+        return (
+            "is a nested tensor, which a checkpoint has no place for: save what it is made of, such as the "
+            "tensors that its unbind() gives"
+        )
     if isinstance(value, DTensor) and any(place.is_partial() for place in value.placements):
-        raise UsageError(
-            f"{key}{where} is a DTensor with a Partial placement, of which every rank holds a part of a sum "
-            "and none the values: redistribute it to Replicate or Shard before the save, or leave it out of "
-            "the state"
+        return (
+            "is a DTensor with a Partial placement, of which every rank holds a part of a sum and none the "
+            "values: redistribute it to Replicate or Shard before the save, or leave it out of the state"
         )
     try:
         _element_size(value.dtype)  # type: ignore[no-untyped-call]
     except TypeError:
         kind = str(value.dtype).removeprefix("torch.")
         same = "int16" if value.dtype.itemsize == 2 else "uint8"
-        raise UsageError(
-            f"{key}{where} is of type {kind}, which torch.distributed.checkpoint cannot save: save its "
+        return (
+            f"is of type {kind}, which torch.distributed.checkpoint cannot save: save its "
             f"view(torch.{same}), and load into such a view"
-        ) from None
-    if value.is_meta:
-        raise UsageError(
-            f"{key}{where} is on the meta device and has no values to save: save after the model was made "
-            "real (to_empty and initialised, or loaded), or leave the key out of the state"
+        )
+    if value.is_meta or isinstance(value, FakeTensor):
+        what = "on the meta device" if value.is_meta else "a FakeTensor"
+        return (
+            f"is {what} and has no values to save: save after the model was made real (to_empty and "
+            "initialised, or loaded), or leave the key out of the state"
         )
     if value.layout != torch.strided:
         kind = str(value.layout).removeprefix("torch.")
-        raise UsageError(
-            f"{key}{where} is a tensor of layout {kind}, which a checkpoint has no place for: save its "
-            "to_dense(), or what it is made of, such as its indices() and values()"
+        return (
+            f"is a tensor of layout {kind}, which a checkpoint has no place for: save its to_dense(), or "
+            "what it is made of, such as its indices() and values()"
         )
+    try:
+        pickle.dumps(type(value))
+    except (AttributeError, pickle.PicklingError):
+        return (
+            f"is of the class {type(value).__qualname__}, which cannot be pickled by its name: define it at "
+            "the top of a module, or save as_subclass(torch.Tensor)"
+        )
+    return None
 
 
 def _true(tensor: torch.Tensor, item: WriteItem) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch import distributed
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -145,6 +146,39 @@ def test_tensors_that_have_no_record_are_named(
     with pytest.raises(CheckpointException, match=said):
         save({"model": {"w": value}}, BucketWriter(str(tmp_path / "step")), planner=planner())
     assert not list(tmp_path.rglob("*.*"))
+
+
+class Tagged(torch.Tensor):
+    """A tensor of a class of its own, which can be imported."""
+
+
+def test_tensors_that_nobody_could_load_are_named(tmp_path: Path) -> None:
+    class Local(torch.Tensor):
+        pass
+
+    with FakeTensorMode():
+        fake = torch.ones(3)
+    with warnings.catch_warnings(action="ignore"):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    values = {
+        "is a FakeTensor and has no values": fake,
+        "is a nested tensor, .* unbind": nested,
+        "is a nested tensor": jagged,
+        "has no shape and no values yet": torch.nn.UninitializedParameter(),
+        r"is of the class .*\.Local, .* define it at the top": torch.ones(3).as_subclass(Local),
+    }
+    for said, value in values.items():
+        writer = BucketWriter(str(tmp_path / "step"))
+        with pytest.raises(CheckpointException, match=rf"model\.w {said}"):
+            save({"model": {"w": value}}, writer, planner=CheckedSavePlanner())
+    assert not list(tmp_path.rglob("*.*"))
+    # What has a name is saved as torch saves it.
+    save({"w": torch.ones(3).as_subclass(Tagged)}, writer, planner=CheckedSavePlanner())
+    held = torch.zeros(3)
+    with torch.serialization.safe_globals([Tagged]):
+        load({"w": held}, writer.url)
+    assert torch.equal(held, torch.ones(3))
 
 
 @pytest.mark.parametrize(("dtype", "view"), [(torch.int4, torch.uint8), (torch.bits16, torch.int16)])

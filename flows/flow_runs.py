@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, cast
 from uuid import UUID
 
@@ -205,10 +205,13 @@ def end_orphans(*flows: str) -> list[str]:
             limit=_PAGE,
         )
         for run in running:
-            why = _why_orphaned(client, run)
-            if why is not None:
-                client.set_flow_run_state(run.id, Crashed(message=why), force=True)
-                ended.append(run.name)
+            # Somebody may have deleted it, or what it was part of.
+            with suppress(ObjectNotFound):
+                why = _why_orphaned(client, run)
+                # A process that has ended may have come to the end of its run since that was listed.
+                if why is not None and client.read_flow_run(run.id).state_type is StateType.RUNNING:
+                    client.set_flow_run_state(run.id, Crashed(message=why), force=True)
+                    ended.append(run.name)
     return ended
 
 

@@ -7,9 +7,9 @@ import uuid
 
 import pytest
 from prefect import flow, get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.runtime import flow_run
-from prefect.states import Running
+from prefect.states import Completed, Running
 
 from flows.flow_runs import end_orphans
 from tests.support.harness import PrefectApi
@@ -60,6 +60,30 @@ def test_a_run_within_one_that_has_ended_is_ended_and_no_other() -> None:
         ]
         for run in (within, alone, going_on):
             client.delete_flow_run(uuid.UUID(run))
+
+
+def test_a_run_that_ends_or_is_deleted_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"ending-{uuid.uuid4().hex[:8]}"
+
+    @flow(name=name)
+    def ending() -> str:
+        return str(flow_run.id)
+
+    ends, goes = uuid.UUID(ending()), uuid.UUID(ending())
+    with get_client(sync_client=True) as client:
+        for run in (ends, goes):
+            client.set_flow_run_state(run, Running(), force=True)
+
+        def meanwhile(_: object, run: FlowRun) -> str:
+            if run.id == ends:
+                client.set_flow_run_state(run.id, Completed(), force=True)
+            else:
+                client.delete_flow_run(run.id)
+            return "its process is gone"
+
+        monkeypatch.setattr("flows.flow_runs._why_orphaned", meanwhile)
+        assert end_orphans(name) == []
+        assert client.read_flow_run(ends).state_type == StateType.COMPLETED
 
 
 def test_a_run_whose_process_was_killed_is_ended_and_not_before(prefect_api: PrefectApi) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcp.errors import EnvironmentFault, UsageError
+from dcp.errors import UsageError
 from flows.cli.command import command
 from flows.cli.failures import ENVIRONMENT, FAULTY, FINE, failure_of
 from flows.cli.options import SETTINGS_FILE, Config
-from flows.cli.output import Output
+from flows.cli.output import Output, OutputClosedError
 from flows.cli.prefect_environment import prepare_prefect
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def watch(
 
     With --once the exit code is 0 where every step worked on is published, 1 where one was found bad in this
     pass, 2 where a setting does not fit a step, 3 where the environment failed. Without, it runs until it is
-    stopped, a pass every `interval`, also where one fails; --json prints one document a pass, each on a line.
+    stopped, a pass every `interval`, also where one fails, and each reads the settings anew; --json prints
+    one document a pass, each on a line.
 
     \b
     Examples:
@@ -102,9 +104,15 @@ def watch(
     while True:
         started = time.monotonic()
         try:
+            settings = load_settings(config)
             _one_pass(out, settings, lines=True)
-        except EnvironmentFault as fault:
-            # Such as a Prefect that is away: a watcher is there for longer than that lasts.
+        except OutputClosedError:
+            raise
+        # Such as a Prefect that is away, or settings while they are being edited: a watcher is there for
+        # longer than that lasts.
+        except Exception as fault:
+            if out.debug:
+                traceback.print_exc()
             out.failure(replace(failure_of(fault), advice="The next pass tries it again."), one_line=True)
         out.flush()
         time.sleep(max(0.0, settings.interval - (time.monotonic() - started)))

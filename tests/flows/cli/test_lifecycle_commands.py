@@ -195,7 +195,17 @@ def test_watch_goes_on_until_it_is_stopped(place: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    passes = [json.loads(process.stdout.readline()) for _ in range(2)]
+    documents = (json.loads(line) for line in process.stdout)
+    passes = [next(documents) for _ in range(2)]
+    # Somebody is editing the settings.
+    file = place / "lifecycle.toml"
+    settings = file.read_text()
+    file.write_text(settings.replace("source", "sauce"))
+    wrong = next(each for each in documents if "error" in each)["error"]
+    assert (wrong["class"], wrong["exit_code"]) == ("SettingsError", 2)
+    file.write_text(settings.replace('"demo"', '"renamed"'))
+    renamed = next(each for each in documents if "error" not in each)
+    assert [run["run"] for run in renamed["runs"]] == ["renamed"]
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (128 + signal.SIGTERM, "")

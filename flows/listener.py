@@ -181,6 +181,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     patience = _SECONDS
+    request_queue_size = 1024
+    """Connections that wait to be accepted: all ranks of a job may send at once."""
 
     def __init__(self, address: tuple[str, int], listener: Listener) -> None:
         self.listener = listener

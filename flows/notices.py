@@ -18,6 +18,7 @@ from dcp.index import METADATA
 from dcp.storage import is_safe_name, normalise_url
 from flows.settings import LifecycleSettings
 from tasks.discover import compile_pattern, step_number
+from tasks.text import plain
 
 LIMIT = 64 << 10
 """Largest notice taken, in bytes. Pub/Sub's are about 2 kB."""
@@ -78,7 +79,8 @@ def step_of_notice(settings: LifecycleSettings, body: bytes) -> Step | None:
         raise BadNoticeError(f"the notice is not understood: {_first(error)}") from None
     found = _step_at(settings, committed.url)
     if found is None:
-        raise BadNoticeError("the notice names no step of any run in the settings")
+        said = plain(committed.url, 200)
+        raise BadNoticeError(f"the notice names no step of any run in the settings: {said}")
     return found
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dcp.errors import EnvironmentFault, UsageError
+from dcp.errors import UsageError
 from flows.cli.command import command
-from flows.cli.failures import FINE
+from flows.cli.failures import FINE, failure_of
 from flows.cli.lifecycle_views import errors_of_step, show_step
 from flows.cli.options import SETTINGS_FILE, Config
 from flows.cli.output import Output
@@ -71,7 +72,7 @@ def listen(
             listener.end()
 
         signal.signal(signal.SIGTERM, stop)
-        listener.work(partial(_process, out, settings))
+        listener.work(partial(process_taken, out, settings))
     return FINE
 
 
@@ -79,14 +80,23 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _process(out: Output, settings: LifecycleSettings, step: Step) -> None:
+def process_taken(out: Output, settings: LifecycleSettings, step: Step) -> None:
+    """Process a step that a notice named, and tell what became of it."""
+    from prefect.exceptions import TerminationSignal
+
     from flows.process import process_step_on_notice
 
     try:
         report = process_step_on_notice(settings, step.run, step.step)
-    # It is told here, and the watcher's next pass meets it too.
-    except (EnvironmentFault, UsageError) as error:
-        out.warn(f"{name(step.run)} {name(step.step)}: {name(str(error), 500)}")
+    # Prefect ends a flow in this way. `stop` was called too.
+    except TerminationSignal:
+        out.warn(f"{name(step.run)} {name(step.step)}: interrupted; the watcher's next pass takes it up")
+        return
+    # It is told here, and the watcher's next pass meets it too; other steps are still to come.
+    except Exception as error:
+        if out.debug:
+            traceback.print_exc()
+        out.warn(f"{name(step.run)} {name(step.step)}: {name(failure_of(error).message, 500)}")
         return
     if out.json:
         out.document(report.model_dump(), one_line=True)

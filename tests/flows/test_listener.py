@@ -4,10 +4,11 @@ import base64
 import datetime
 import http.client
 import json
+import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,9 +16,12 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prefect.exceptions import TerminationSignal
 
 import dcp
 from dcp.errors import EnvironmentFault
+from flows.cli.listen_command import process_taken
+from flows.cli.output import Output
 from flows.lifecycle import process_step
 from flows.listener import Guard, Listener, google_tokens
 from flows.notices import LIMIT, BadNoticeError, Step, step_of_notice
@@ -181,6 +185,47 @@ def test_other_methods_and_raw_bytes(settings: LifecycleSettings) -> None:
             connection.sendall(b"\x16\x03\x01" * 100 + b"\r\n")
             connection.recv(100)
         assert post(listener.url, committed("gs://train/a/step_1")) == 202
+
+
+def test_all_ranks_may_send_at_once(settings: LifecycleSettings) -> None:
+    listener = Listener(settings, Guard(), port=0)
+    place = urlsplit(listener.url)
+    body = committed("gs://train/a/step_1")
+    request = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with ExitStack() as opened:
+        # Nobody has accepted one by the time that the last one knocks.
+        connections = [
+            opened.enter_context(socket.create_connection((str(place.hostname), place.port or 0), timeout=60))
+            for _ in range(100)
+        ]
+        for connection in connections:
+            connection.sendall(request)
+        with listener:
+            answers = [connection.recv(100).split()[1] for connection in connections]
+    assert answers == [b"202"] * 100
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("odd"), "a step_1: internal error: RuntimeError: odd"),
+        (EnvironmentFault("no space"), "a step_1: no space"),
+        (TerminationSignal(signal.SIGTERM), "a step_1: interrupted"),
+    ],
+)
+def test_what_goes_wrong_with_one_step_is_told_and_others_are_seen_to(
+    settings: LifecycleSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    said: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("flows.process.process_step_on_notice", fail)
+    process_taken(Output(), settings, Step("a", "step_1"))
+    assert f"warning: {said}" in capsys.readouterr().err
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(

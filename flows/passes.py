@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import Field
 
 from dcp.errors import EnvironmentFault, SettingsError, StorageError, UsageError
 from dcp.findings import Report
-from flows.lifecycle import process_step
 from flows.reaching import due_outage, due_unnoted, tell_outage, tell_return, tell_unnoted
 from flows.run_telling import tell_run
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, open_run_problems, survey_run
 from flows.unnoted import Unnoted
-from flows.workshop import StageSettingsError, StepGoneError, StepReport, Workshop
-from tasks.after import Announce
+from flows.workshop import StageSettingsError, StepGoneError, StepReport
 from tasks.alert import AlertReport, Emit, redeliver
 from tasks.discover import describe, provisional_key
 from tasks.ledger import timestamp
@@ -40,16 +38,16 @@ class RunReport(Report):
     error: str | None = None
     mistake: str | None = None
     """A setting with which a step could not be processed; the step was left alone."""
-    steps: list[StepReport]
+    steps: list[StepReport] = Field(default_factory=list)
     unchanged: int = 0
     """Steps on which there is nothing left to do."""
-    writing: list[str]
+    writing: list[str] = Field(default_factory=list)
     """Steps that are being written."""
     leased: list[str] = Field(default_factory=list)
     """Steps that another worker is processing."""
     late: list[str] = Field(default_factory=list)
     """Steps that came after a later one was published and that the settings leave alone."""
-    unknown: list[str]
+    unknown: list[str] = Field(default_factory=list)
     """Directories that are no steps, reported by this pass and not again."""
     alerts: list[AlertReport] = Field(default_factory=list)
     """What was told of the run itself."""
@@ -57,6 +55,13 @@ class RunReport(Report):
     """Alerts of earlier passes that have reached everybody now."""
     undelivered: tuple[str, ...] = ()
     """Deliveries that were tried again and failed again: alert, sink and reason."""
+
+    def take_in(self, found: RunSurvey) -> None:
+        """Say of the steps what the survey alone tells."""
+        self.unchanged = found.unchanged
+        self.leased = list(found.leased)
+        self.late = list(found.late)
+        self.writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
 
 
 class PassReport(Report):
@@ -103,42 +108,14 @@ def run_pass(settings: LifecycleSettings, process: Processor, *, emit: Emit | No
 def _run_report(
     settings: LifecycleSettings, run: RunSettings, process: Processor, emit: Emit | None
 ) -> RunReport:
-    report = RunReport(run=run.name, ok=True, steps=[], writing=[], unknown=[])
+    report = RunReport(run=run.name, ok=True)
     try:
         found = _surveyed(settings, run, report, emit)
-        report.unchanged = found.unchanged
-        report.leased = list(found.leased)
-        report.late = list(found.late)
-        report.writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
+        report.take_in(found)
         _note(found, report)
         report.alerts += tell_run(settings, found, found.recovered, emit)
-        for key, pending in found.deliver:
-            sent = redeliver(found.ledger, key, pending, sinks=settings.alert_urls(run), emit=emit)
-            if sent is not None:
-                report.redelivered += sent.ok
-                report.undelivered += tuple(
-                    f"{sent.problem} of {key.step} to {delivery.sink}: {delivery.error}"
-                    for delivery in sent.deliveries
-                    if not delivery.ok
-                )
-        for name in found.due:
-            try:
-                step = process(run, name)
-            except StepGoneError:
-                # Removed since the listing; if the source itself is gone the next pass says so.
-                continue
-            except StageSettingsError as mistaken:
-                report.ok = False
-                report.mistake = report.mistake or str(mistaken)
-                continue
-            if step.outcome == "leased":
-                report.leased.append(name)
-                continue
-            report.steps.append(step)
-            report.ok = report.ok and step.outcome != "retry" and (step.after is None or step.after.ok)
-            if step.unreachable:
-                report.error = f"storage did not answer while {name} was processed: {step.message}"
-                break
+        _send_again(found, settings.alert_urls(run), emit, report)
+        _process_due(found, run, process, report)
         if found.due and report.ok and not report.leased:
             fitting = open_run_problems(found.snapshot).get("settings")
             report.alerts += tell_run(settings, found, (fitting,) if fitting else (), emit, new=False)
@@ -159,17 +136,56 @@ def _run_report(
     return report
 
 
+def _survey(settings: LifecycleSettings, run: RunSettings) -> RunSurvey:
+    return survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
+
+
 def _surveyed(
     settings: LifecycleSettings, run: RunSettings, report: RunReport, emit: Emit | None
 ) -> RunSurvey:
     """The run's survey. Raises `StorageError` where storage fails, of which people are told if it lasts."""
     try:
-        return survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
+        return _survey(settings, run)
     except StorageError as error:
         outage = due_outage(settings, run)
         if outage is not None:
             report.alerts.append(tell_outage(settings, run, outage, error, emit))
         raise
+
+
+def _send_again(found: RunSurvey, sinks: Sequence[str], emit: Emit | None, report: RunReport) -> None:
+    """Attempt the deliveries that are due."""
+    for key, pending in found.deliver:
+        sent = redeliver(found.ledger, key, pending, sinks=sinks, emit=emit)
+        if sent is not None:
+            report.redelivered += sent.ok
+            report.undelivered += tuple(
+                f"{sent.problem} of {key.step} to {delivery.sink}: {delivery.error}"
+                for delivery in sent.deliveries
+                if not delivery.ok
+            )
+
+
+def _process_due(found: RunSurvey, run: RunSettings, process: Processor, report: RunReport) -> None:
+    """Process one due step after the other, until storage does not answer."""
+    for name in found.due:
+        try:
+            step = process(run, name)
+        except StepGoneError:
+            # Removed since the listing; if the source itself is gone the next pass says so.
+            continue
+        except StageSettingsError as mistaken:
+            report.ok = False
+            report.mistake = report.mistake or str(mistaken)
+            continue
+        if step.outcome == "leased":
+            report.leased.append(name)
+            continue
+        report.steps.append(step)
+        report.ok = report.ok and step.outcome != "retry" and (step.after is None or step.after.ok)
+        if step.unreachable:
+            report.error = f"storage did not answer while {name} was processed: {step.message}"
+            break
 
 
 def _note(found: RunSurvey, report: RunReport) -> None:
@@ -189,12 +205,15 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
     started = time.time()
     idle: list[RunReport] = []
     for run in settings.runs:
+        report = RunReport(run=run.name, ok=True)
+        idle.append(report)
         try:
-            found = survey_run(run, resend_after=settings.resend_after, lease_expiry=settings.lease_expiry)
+            found = _survey(settings, run)
         except StorageError as error:
             if due_outage(settings, run) is not None or due_unnoted(settings, run, error) is not None:
                 return _in_flow(settings)
-            idle.append(RunReport(run=run.name, ok=False, error=str(error), steps=[], writing=[], unknown=[]))
+            report.ok = False
+            report.error = str(error)
             continue
         # A fault of ours: the pass tells of it, and sees to the other runs.
         except Exception:
@@ -202,19 +221,7 @@ def watch_once(settings: LifecycleSettings) -> PassReport:
         if not found.idle or Unnoted(run).told:
             return _in_flow(settings)
         Unnoted(run).over()
-        writing = [step.name for step in found.discovery.steps if step.progress == "writing"]
-        idle.append(
-            RunReport(
-                run=run.name,
-                ok=True,
-                steps=[],
-                writing=writing,
-                leased=list(found.leased),
-                late=list(found.late),
-                unknown=[],
-                unchanged=found.unchanged,
-            )
-        )
+        report.take_in(found)
     return PassReport(started=timestamp(started), seconds=round(time.time() - started, 3), runs=idle)
 
 
@@ -223,14 +230,3 @@ def _in_flow(settings: LifecycleSettings) -> PassReport:
     from flows.watch import watch_in_flow
 
     return watch_in_flow(settings)
-
-
-def process_directly(
-    settings: LifecycleSettings, *, emit: Emit | None = None, announce: Announce | None = None
-) -> Processor:
-    """The `Processor` that needs no Prefect."""
-
-    def process(run: RunSettings, step: str) -> StepReport:
-        return process_step(Workshop.of(settings, run.name, emit=emit, announce=announce), step)
-
-    return process

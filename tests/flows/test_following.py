@@ -10,11 +10,12 @@ import pytest
 
 from dcp.errors import EnvironmentFault, SettingsError
 from flows.lifecycle import process_step
-from flows.passes import process_directly, run_pass, watch_once
+from flows.passes import run_pass, watch_once
 from flows.workshop import Workshop
 from tasks.after import Publication, run_command
 from tasks.publish import verify
 from tests.support.lifecycle import RUN, CrashError, Lifecycle, outcomes
+from tests.support.passes import process_directly
 from tests.support.waiting import until
 
 HOOK = """

@@ -22,8 +22,9 @@ Victim = Literal["worker", "export", "watcher"]
 
 _PASS = """
 import sys
-from flows.passes import process_directly, run_pass
+from flows.passes import run_pass
 from flows.settings import load_settings
+from tests.support.passes import process_directly
 settings = load_settings(sys.argv[1])
 print("ready", flush=True)
 """
@@ -42,8 +43,9 @@ watch_in_flow(settings)
 
 _RACER = """
 import sys
-from flows.passes import process_directly, run_pass
+from flows.passes import run_pass
 from flows.settings import load_settings
+from tests.support.passes import process_directly
 settings = load_settings(sys.argv[1])
 print("ready", flush=True)
 for _ in sys.stdin:

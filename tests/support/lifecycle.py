@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from dcp.storage import Store, open_store
-from flows.passes import PassReport, process_directly, run_pass
+from flows.passes import PassReport, run_pass
 from flows.settings import LifecycleSettings, load_settings
 from tasks.alert import Alert
 from tasks.ledger import Ledger
 from tests.support import golden
+from tests.support.passes import process_directly
 
 RUN = "demo"
 

@@ -16,7 +16,6 @@ from dcp.errors import UsageError
 from dcp.index import CheckpointIndex, Entry, TensorEntry
 from dcp.storage import open_parent
 
-VERSION = 1
 LIMIT = 1 << 30
 """Largest contract file read, in bytes."""
 

@@ -43,8 +43,6 @@ TITLES: dict[str, str] = {
 
 MAX_DELIVERIES = 8
 """Attempts to deliver one alert, each on another pass: the last some hours after the first."""
-RESEND_AFTER = 120.0
-"""Seconds after which an alert without outcome is taken over; sending takes far less."""
 
 EVENT_SINK = "prefect-event"
 
@@ -222,7 +220,8 @@ def pending_deliveries(
         stages: names of a key's records.
         facts: gives ``when`` of an alert and of a try, and ``ok`` of an outcome.
         now: seconds since the epoch.
-        resend_after: see `RESEND_AFTER`; also the pause after the first attempt that failed.
+        resend_after: seconds after which an alert without outcome is taken over, and far more than sending
+            takes; also the pause after the first attempt that failed.
     """
     due = []
     for record in sorted(s for s in stages if s.startswith("alerted") and "." not in s):

@@ -65,10 +65,6 @@ class Place:
         return self.root / "report.html"
 
     @property
-    def prefect_home(self) -> Path:
-        return self.root / ".prefect"
-
-    @property
     def training_log(self) -> Path:
         return self.root / "training.log"
 

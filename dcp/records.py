@@ -286,7 +286,7 @@ class Records:
             self._safetensors[place], _ = read_header(self.store, self.objects[record.path], record.offset)
         stored = self._safetensors[place].get(entry.key)
         if stored is None:
-            raise fault(entry, record, "the safetensors file does not hold it", code="records.missing")
+            raise fault(entry, record, "the safetensors file does not hold it", code="records.mismatch")
         _require(entry, chunk, record, stored)
         return Located(entry, chunk, record.path, stored.start, nbytes, direct=True, checkable=False)
 

@@ -27,7 +27,7 @@ from dcp.checks.subclasses import is_subclass, unchecked
 from dcp.checks.tiling import check_tensor
 from dcp.contract import Contract, contract_at, read_contract
 from dcp.errors import CheckpointError
-from dcp.findings import CODES, Finding, Report, State, finding, has_errors
+from dcp.findings import Finding, Report, State, finding, has_errors
 from dcp.index import METADATA, CheckpointIndex
 from dcp.pickles.scan import Allowance
 from dcp.producer import describe_foreign
@@ -38,7 +38,7 @@ GRACE_SECONDS = 1800.0
 """How long nothing may have changed before a step without an index counts as incomplete."""
 _TORN = {"files.missing", "files.truncated", "files.newer-than-metadata"}
 _TOLD_BY_INDEX = _TORN | {"files.unsafe-path", "records.missing", "records.out-of-bounds"}
-"""Codes that a scrub meets again but that the index and the listing have told already."""
+"""Codes that a scrub meets again where the index and the listing have told already."""
 
 
 class Stats(Report):
@@ -209,12 +209,13 @@ class _Judge:
         members, faults = read_members(checkpoint)
         findings += check_optimizers(checkpoint.index, members)
         # A scrub reads the same records and says the same of them.
-        told = _TOLD_BY_INDEX if self.scrub is None else set(CODES) - {"records.unchecked"}
-        findings += [f for f in faults if f.code not in told]
+        if self.scrub is not None:
+            faults = [f for f in faults if f.code == "records.unchecked"]
+        findings += _new(faults, findings)
         if checkpoint.index.ranks is not None:
             findings.append(_rank_local(checkpoint.index))
         scrubbed = Scrubbed() if self.scrub is None else self.scrub(checkpoint)
-        findings += [f for f in scrubbed.findings if f.code not in _TOLD_BY_INDEX]
+        findings += _new(scrubbed.findings, findings)
         findings += changes(checkpoint)
         torn = any(f.code in _TORN and f.severity == "error" for f in findings)
         state: State = "torn" if torn else "committed"
@@ -223,15 +224,18 @@ class _Judge:
         return verdict
 
     def _parts(self, found: Survey) -> _Verdict:
-        """Every part alone; the step is as good as its worst part, and its keys are all parts' keys."""
-        verdicts = {name: self.step(found.part(name)) for name in found.parts}
+        """Every part alone; the step is as good as its worst part, and its keys are all parts' keys.
+
+        A part without an index was not committed, and so the step was not.
+        """
+        verdicts = {name: self.step(found.part(name)) for name in (*found.parts, *found.begun)}
         findings = [f.inside(name) for name, verdict in verdicts.items() for f in verdict.findings]
         states = {verdict.state for verdict in verdicts.values()}
         state = next(s for s in _WORST_FIRST if s in states)
         joined = _Verdict(
             state,
             fingerprint_of(
-                found.objects.values(), b"".join(v.fingerprint.encode() for v in verdicts.values())
+                found.objects.values(), b"".join(verdicts[name].fingerprint.encode() for name in found.parts)
             ),
             findings,
             _joined({name: v.index for name, v in verdicts.items() if v.index is not None}),
@@ -241,6 +245,18 @@ class _Judge:
 
 
 _WORST_FIRST: tuple[State, ...] = ("torn", "incomplete", "not-dcp", "writing", "committed")
+
+
+def _new(found: Iterable[Finding], told: Sequence[Finding]) -> list[Finding]:
+    """Findings from records, without those that the index and the listing have told of the same place."""
+    before = [each for each in told if each.code in _TOLD_BY_INDEX]
+    keys = {each.key for each in before if each.key is not None}
+    files = {each.file for each in before if each.file is not None}
+    return [
+        each
+        for each in found
+        if each.code not in _TOLD_BY_INDEX or (each.key not in keys and each.file not in files)
+    ]
 
 
 def _told_apart(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -310,6 +310,17 @@ def test_weights_of_zeros_are_told(tmp_path: Path) -> None:
     }
 
 
+def test_what_only_a_record_tells_is_told(golden_copy: Callable[[str], Path]) -> None:
+    step = golden_copy("torch_serialization_safetensors")
+    data = next(iter(step.glob("*.distcp")))
+    header = data.read_bytes()
+    key = next(k for k, entry in dcp.read_index(str(step)).entries.items() if f'"{k}"'.encode() in header)
+    data.write_bytes(header.replace(f'"{key}"'.encode(), f'"{key[:-1]}#"'.encode()))
+    assert dcp.validate(str(step), copied=True).ok  # which does not read the data
+    report = dcp.validate(str(step), scrub=True, copied=True)
+    assert [(f.code, f.key) for f in report.findings if f.severity == "error"] == [("records.mismatch", key)]
+
+
 @pytest.mark.parametrize(
     ("fault", "code"),
     [

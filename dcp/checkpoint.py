@@ -59,7 +59,9 @@ class Survey:
             return Kind.RANK_LOCAL
         if self.parts:
             return Kind.PARTS
-        if not names or any(is_data_file(name) or name.startswith(f"{METADATA}.") for name in names):
+        if not names or self.begun:
+            return Kind.UNCOMMITTED
+        if any(is_data_file(name) or name.startswith(f"{METADATA}.") for name in names):
             return Kind.UNCOMMITTED
         return Kind.FOREIGN
 
@@ -80,6 +82,12 @@ class Survey:
                 if f"{top}/{METADATA}" in self.objects or f"{top}/__0{METADATA}" in self.objects
             )
         )
+
+    @cached_property
+    def begun(self) -> tuple[str, ...]:
+        """Direct sub-prefixes that hold data files, as a checkpoint does, but no index."""
+        tops = {name.partition("/")[0] for name in self.objects if is_data_file(name.partition("/")[2])}
+        return tuple(sorted(tops.difference(self.parts)))
 
     @cached_property
     def last_change(self) -> float | None:

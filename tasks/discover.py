@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dcp.checkpoint import Kind, Survey, fingerprint_of, is_data_file
+from dcp.checkpoint import Kind, Survey, fingerprint_of
 from dcp.errors import NotFoundError
 from dcp.index import METADATA
 from dcp.storage import ObjectInfo, Store, is_safe_name
@@ -248,8 +248,7 @@ def _missing(survey: Survey, parts: Sequence[str]) -> tuple[str, ...]:
     if survey.kind in (Kind.COMMITTED, Kind.RANK_LOCAL):
         return ()
     if survey.kind is Kind.PARTS:
-        begun = {name.partition("/")[0] for name in survey.objects if is_data_file(name.partition("/")[2])}
-        return tuple(f"{part}/{METADATA}" for part in sorted(begun - set(survey.parts)))
+        return tuple(f"{part}/{METADATA}" for part in survey.begun)
     return (METADATA,)
 
 

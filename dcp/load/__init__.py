@@ -103,7 +103,7 @@ def test_load(
     found = survey(url, **options)
     if reader == "torch" and "://" in found.store.url:
         raise UsageError(f"torch's own reader reads local paths alone, and not {found.store.url}")
-    parts = found.parts if found.kind is Kind.PARTS else ()
+    parts = (*found.parts, *found.begun) if found.kind is Kind.PARTS else ()
     opened = {name: open_checkpoint(found.part(name)) for name in parts} or {"": open_checkpoint(found)}
     idle = _idle(rules, parsed, [checkpoint.index for checkpoint in opened.values()])
     reports: list[LayoutReport] = []

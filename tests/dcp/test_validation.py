@@ -238,6 +238,20 @@ def test_parts_are_judged_as_a_whole(golden_copy: Callable[[str], Path]) -> None
     assert only(report, "files.truncated").file == "optimizer_0/__1_0.distcp"
 
 
+def test_a_part_that_was_not_committed_makes_the_step_incomplete(golden_copy: Callable[[str], Path]) -> None:
+    step = golden_copy("accelerate_fsdp2")
+    (step / "optimizer_0" / ".metadata").unlink()
+    report = dcp.validate(str(step))
+    assert (report.state, report.ok) == ("incomplete", False)
+    assert only(report, "incomplete.no-metadata").file == "optimizer_0/.metadata"
+    with pytest.raises(dcp.errors.NotLoadableError, match=r"optimizer_0 has no \.metadata"):
+        dcp.test_load(str(step))
+    # The other one is still to come as well, or did not come either.
+    (step / "pytorch_model_fsdp_0" / ".metadata").unlink()
+    assert dcp.validate(str(step)).state == "incomplete"
+    assert dcp.validate(str(step), now=SAVED_AT + 60.0).state == "writing"
+
+
 def test_contract(step: Path, golden: Callable[[str], Path]) -> None:
     import torch
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from dcp.errors import MetadataError, NotFoundError, NotLoadableError
 from dcp.findings import Finding, finding
+from dcp.foreign import describe_foreign
 from dcp.index import METADATA, CheckpointIndex, merge, parse
 from dcp.storage import ObjectInfo, Store, open_reader, open_store
 
@@ -231,7 +232,7 @@ def _no_index(found: Survey) -> NotLoadableError | MetadataError:
     if found.kind is Kind.UNCOMMITTED:
         message = f"{url} has no {METADATA}: the save was interrupted or is still running"
         return NotLoadableError(message, [finding("incomplete.no-metadata", message, file=METADATA)])
-    message = f"{url} is not a DCP checkpoint: no {METADATA} and no .distcp files"
+    message = f"{url} has no {METADATA} and no .distcp files: it is {describe_foreign(url, found.objects)}"
     return NotLoadableError(message, [finding("metadata.unsupported", message)])
 
 

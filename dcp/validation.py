@@ -28,9 +28,9 @@ from dcp.checks.tiling import check_tensor
 from dcp.contract import Contract, contract_at, read_contract
 from dcp.errors import CheckpointError
 from dcp.findings import Finding, Report, State, finding, has_errors
+from dcp.foreign import describe_foreign
 from dcp.index import METADATA, CheckpointIndex
 from dcp.pickles.scan import Allowance
-from dcp.producer import describe_foreign
 from dcp.records import Records
 from dcp.sizes import human_bytes, human_span
 
@@ -175,7 +175,7 @@ class _Judge:
         if found.kind is Kind.UNCOMMITTED:
             return self._uncommitted(found)
         if found.kind is Kind.FOREIGN:
-            message = f"{found.store.url} is {describe_foreign(found)}"
+            message = f"{found.store.url} is {describe_foreign(found.store.url, found.objects)}"
             return _Verdict(
                 "not-dcp",
                 fingerprint_of(found.objects.values()),

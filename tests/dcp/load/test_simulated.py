@@ -402,7 +402,7 @@ def test_a_wrong_plan_is_found(tmp_path: Path, planner: type[InertPlanner], code
 
 
 def test_no_index_and_no_layouts(golden: Callable[[str], Path]) -> None:
-    with pytest.raises(NotLoadableError, match="not a DCP checkpoint"):
+    with pytest.raises(NotLoadableError, match=r"no \.distcp files: it is rank-wise torch\.save files"):
         load_test(str(golden("not_dcp_verl_fsdp")))
     with pytest.raises(UsageError, match="fsdp=N"):
         load_test(str(golden("torch_tied")), ["ddp=2"])

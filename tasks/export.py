@@ -8,13 +8,13 @@ worker or a second attempt replaces a file by its equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dcp.errors import NotFoundError, NotLoadableError, UsageError
-from dcp.exporting.report import CastDtype
-from dcp.findings import Report, errors_of
+from dcp.errors import NotFoundError, UsageError
+from dcp.exporting.report import CastDtype, ExportReport
+from dcp.findings import Report
 from dcp.storage import Store, join_url
 from tasks.manifest import Artifact, PublishedFile, PublishedTensor
 from tasks.outcomes import boundary
@@ -99,38 +99,57 @@ def export_step(
     from tasks.export_shards import export_in_shards
 
     artifacts: list[Artifact] = []
-    for request in requests:
-        for part in parts_of(request, parts):
-            name = f"{part}/{request.name}" if part else request.name
-            source = join_url(url, part) if part else url
-            dest = join_url(destination, name)
-            arguments = {**request.arguments(), "sha256": True}
-            if mapped is not None and request.format == "safetensors" and not name.endswith(SUFFIX):
-                report = export_in_shards(
-                    source, dest, arguments, mapped, options=options, dest_options=publish_options
-                )
-            else:
-                report = export(
-                    source,
-                    dest,
-                    progress=progress,
-                    dest_options=dict(publish_options),
-                    **arguments,
-                    **options,
-                )
-            if not report.ok:
-                errors = list(errors_of(report.findings))
-                raise NotLoadableError(f"{url} cannot be exported as {name}", errors)
-            artifacts.append(_artifact(name, part, request, report))
+    for one in single_exports(url, destination, parts=parts, requests=requests):
+        arguments = {**one.request.arguments(), "sha256": True}
+        if mapped is not None and one.request.format == "safetensors" and not one.name.endswith(SUFFIX):
+            report = export_in_shards(
+                one.source, one.dest, arguments, mapped, options=options, dest_options=publish_options
+            )
+        else:
+            report = export(
+                one.source,
+                one.dest,
+                progress=progress,
+                dest_options=dict(publish_options),
+                **arguments,
+                **options,
+            )
+        artifacts.append(_artifact(one, report))
     return StepExport(artifacts=artifacts)
 
 
-def parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
-    """Of which of a step's ``parts`` an artifact is made; ``("",)`` is the step itself.
+@dataclass(frozen=True, slots=True)
+class SingleExport:
+    """One artifact of one checkpoint of a step: what is read, and where it goes."""
+
+    request: ExportRequest
+    part: str
+    """Of the step; empty for the step itself."""
+    name: str
+    """Relative to the published directory."""
+    source: str
+    """URL of the checkpoint."""
+    dest: str
+    """URL of the file, or of the directory of shards."""
+
+
+def single_exports(
+    url: str, destination: str, *, parts: Sequence[str], requests: Sequence[ExportRequest]
+) -> Iterator[SingleExport]:
+    """The exports of a step, in the order in which they are made; arguments as those of `export_step`.
 
     Raises:
-        UsageError: the request names a part that the step does not have.
+        UsageError: a request, when its turn comes, names a part that the step does not have.
     """
+    for request in requests:
+        for part in _parts_of(request, parts):
+            name = f"{part}/{request.name}" if part else request.name
+            source = join_url(url, part) if part else url
+            yield SingleExport(request, part, name, source, join_url(destination, name))
+
+
+def _parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
+    """Of which of a step's ``parts`` an artifact is made; ``("",)`` is the step itself."""
     if not parts:
         if request.part:
             raise UsageError(
@@ -146,13 +165,13 @@ def parts_of(request: ExportRequest, parts: Sequence[str]) -> Sequence[str]:
     return (request.part,)
 
 
-def _artifact(name: str, part: str, request: ExportRequest, report: Any) -> Artifact:
-    folder = name.rpartition("/")[0]
+def _artifact(one: SingleExport, report: ExportReport) -> Artifact:
+    folder = one.name.rpartition("/")[0]
     return Artifact(
-        name=name,
-        part=part,
-        format=request.format,
-        options={k: v for k, v in request.arguments().items() if v not in ((), None, False)},
+        name=one.name,
+        part=one.part,
+        format=one.request.format,
+        options={k: v for k, v in one.request.arguments().items() if v not in ((), None, False)},
         files=[
             PublishedFile(
                 name=f"{folder}/{file.name}" if folder else file.name,

@@ -10,9 +10,8 @@ from typing import Any
 
 from dcp.errors import CheckpointError, EnvironmentFault, StorageError
 from dcp.findings import Report
-from dcp.storage import join_url
 from tasks.aliases import current_alias
-from tasks.export import ExportRequest, parts_of
+from tasks.export import ExportRequest, single_exports
 from tasks.ledger import Ledger, StepKey
 from tasks.manifest import published_directory, read_manifest
 from tasks.outcomes import boundary
@@ -71,20 +70,18 @@ def plan_step(
     from dcp.exporting import plan_export
 
     need = StepNeed(memory=0, disk=0, bytes=0, seconds=0.0, measured=True)
-    for request in requests:
-        for part in parts_of(request, parts):
-            name = f"{part}/{request.name}" if part else request.name
-            plan = plan_export(
-                join_url(url, part) if part else url,
-                join_url(destination, name),
-                rate=(rates or {}).get(name),
-                dest_options=dict(publish_options),
-                **request.arguments(),
-                **options,
-            )
-            need.memory = max(need.memory, plan.memory)
-            need.disk += 0 if "://" in plan.dest else plan.disk
-            need.bytes += plan.bytes
-            need.measured = need.measured and plan.rate_measured
-            need.seconds = round(need.seconds + plan.seconds, 1)
+    for one in single_exports(url, destination, parts=parts, requests=requests):
+        plan = plan_export(
+            one.source,
+            one.dest,
+            rate=(rates or {}).get(one.name),
+            dest_options=dict(publish_options),
+            **one.request.arguments(),
+            **options,
+        )
+        need.memory = max(need.memory, plan.memory)
+        need.disk += 0 if "://" in plan.dest else plan.disk
+        need.bytes += plan.bytes
+        need.measured = need.measured and plan.rate_measured
+        need.seconds = round(need.seconds + plan.seconds, 1)
     return need

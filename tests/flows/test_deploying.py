@@ -348,7 +348,7 @@ def _until(done: Callable[[], bool], seconds: float = _PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(1.0)
+        time.sleep(0.3)
 
 
 def _left(directory: Path) -> list[str]:

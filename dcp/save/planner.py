@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Set
-from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 from torch.distributed.tensor import DTensor
 
 from dcp.errors import CheckpointError, UsageError
+from dcp.load.patterns import Pattern, matches_any
 from dcp.nested import Path, Places, keys_around, require_distinct
 from dcp.rank_keys import split_rank_key
 from dcp.save.digests import LIMIT, digest_of, digest_of_record
@@ -107,6 +107,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
             raise UsageError(f"digest_limit is {digest_limit}; at least one byte of a value must be compared")
         self.on_divergence: OnDivergence = on_divergence
         self.per_rank = tuple(per_rank)
+        self._patterns = tuple(map(Pattern, self.per_rank))
         self.digest_limit = digest_limit
 
     def set_up_planner(
@@ -200,7 +201,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
         return super().lookup_object(index)
 
     def _is_per_rank(self, key: str, paths: Mapping[str, Path]) -> bool:
-        return any(_meets(pattern, key, paths) for pattern in self.per_rank)
+        return _meets(self._patterns, key, paths)
 
     def _require_true_shards(self, plan: SavePlan) -> None:
         """Every shard is what the index will say of it.
@@ -234,13 +235,13 @@ class CheckedSavePlanner(DefaultSavePlanner):
     def _warn_of_idle(self, apart: Set[str], plans: Sequence[SavePlan], told: Sequence[Local]) -> None:
         """Patterns of ``per_rank`` that meet no value, which is more likely a slip than meant."""
         paths = {key: path for local in told for key, path in local.paths.items()}
-        for pattern in self.per_rank:
-            if not any(_meets(pattern, key, paths) for key in apart):
+        for pattern in self._patterns:
+            if not any(_meets([pattern], key, paths) for key in apart):
                 keys = {item.index.fqn for plan in plans for item in plan.items}
-                sharded = sorted(key for key in keys if _meets(pattern, key, paths))
+                sharded = sorted(key for key in keys if _meets([pattern], key, paths))
                 met = f"only sharded tensors, such as {sharded[0]}" if sharded else "no key of the state"
                 warnings.warn(
-                    f"per_rank pattern {pattern!r} meets {met}: nothing is saved per rank for it",
+                    f"per_rank pattern {pattern.text!r} meets {met}: nothing is saved per rank for it",
                     stacklevel=3,
                 )
 
@@ -254,7 +255,7 @@ class CheckedSavePlanner(DefaultSavePlanner):
         whole = [divergence.key for divergence in found if divergence.box is None]
         if whole:
             advice.append(
-                f"Save such values under a key for every rank with per_rank=[{whole[0]!r}] or "
+                f"Save such values under a key for every rank with per_rank={whole[:_SHOWN]} or "
                 'on_divergence="split", or make them the same'
             )
         if len(whole) < len(found):
@@ -270,9 +271,9 @@ class CheckedSavePlanner(DefaultSavePlanner):
         )
 
 
-def _meets(pattern: str, key: str, paths: Mapping[str, Path]) -> bool:
-    """Whether a glob is that of a key, or of a dict that it stands in."""
-    return any(fnmatchcase(each, pattern) for each in (key, *keys_around(paths.get(key, ()))))
+def _meets(patterns: Iterable[Pattern], key: str, paths: Mapping[str, Path]) -> bool:
+    """Whether one of the globs is that of a key, or of a dict that it stands in."""
+    return any(matches_any(patterns, each) for each in (key, *keys_around(paths.get(key, ()))))
 
 
 def _is_replicated(value: Any) -> bool:

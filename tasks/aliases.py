@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dcp.errors import EnvironmentFault, NotFoundError, UsageError
 from dcp.storage import Store, open_store
 from tasks.ledger import StepKey, create_once, timestamp
-from tasks.manifest import MANIFEST, Manifest, published_directory, read_manifest
+from tasks.manifest import MANIFEST, Manifest, none_here, published_directory, read_manifest
 
 DIRECTORY = "aliases"
 LATEST = "latest"
@@ -122,9 +122,10 @@ def set_alias(
         raise UsageError(f"{alias!r} cannot be an alias; use letters, digits, '.', '_' and '-'")
     run_store = open_store(publish_root, **options).child(run)
     directory = published_directory(StepKey(step, fingerprint))
-    manifest = read_manifest(run_store.child(directory))
+    published = run_store.child(directory)
+    manifest = read_manifest(published)
     if manifest is None:
-        raise UsageError(f"{run_store.url}/{directory} is not published (it has no {MANIFEST})")
+        raise UsageError(f"{published.url} is not published: {none_here(published)}")
     return _append(run_store, alias, manifest, "set")
 
 

@@ -146,6 +146,17 @@ def _seal(document: dict[str, Any]) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+def none_here(store: Store) -> str:
+    """That a directory has no manifest, and the place below it that has one, for who left that out."""
+    try:
+        names = [info.name for info in store.objects()]
+    except NotFoundError:
+        names = []
+    below = sorted(name for name in names if name.endswith(f"/{MANIFEST}"))
+    hint = f", but one below it: {store.url}/{below[-1].removesuffix(f'/{MANIFEST}')}" if below else ""
+    return f"there is no {MANIFEST}{hint}"
+
+
 def _damaged(store: Store, why: str) -> CheckpointError:
     return CheckpointError(f"{store.url}/{MANIFEST} {why}", code="manifest.damaged", file=MANIFEST)
 

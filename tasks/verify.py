@@ -20,7 +20,7 @@ from dcp.errors import CheckpointError, NotFoundError
 from dcp.findings import Report
 from dcp.storage import ByteRange, ObjectInfo, Store, fetch, is_safe_name, open_store
 from tasks.contradictions import contradictions
-from tasks.manifest import MANIFEST, Artifact, Manifest, PublishedFile, read_manifest
+from tasks.manifest import MANIFEST, Artifact, Manifest, PublishedFile, none_here, read_manifest
 from tasks.outcomes import boundary
 from tasks.tensor_check import TensorCheck, unlisted, wrong_tensors
 
@@ -92,7 +92,7 @@ def verify(
             published=False,
             ok=False,
             files=[],
-            message=f"not published: there is no {MANIFEST}",
+            message=f"not published: {none_here(store)}",
         )
     untrue = list(contradictions(manifest, store))
     checks = _compare(store, manifest, objects, progress)

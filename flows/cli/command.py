@@ -37,6 +37,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _version(asked: bool) -> None:
+    if not asked:
+        return
+    from tasks.manifest import tool_versions
+
+    sys.stdout.write(f"ckpt {tool_versions().get('ckpt-lifecycle', 'of an unknown version')}\n")
+    raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What ``ckpt`` itself takes, before a command's name."""
+
+
 _COMMON = {
     "json": Annotated[bool, typer.Option("--json", help="Print one JSON document, also on failure.")],
     "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")],

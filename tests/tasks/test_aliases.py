@@ -82,6 +82,9 @@ def test_only_what_is_published_can_be_named(run_store: Store, tmp_path: Path) -
     publish(run_store, 10)
     with pytest.raises(UsageError, match="is not published"):
         set_alias(str(tmp_path), "run", "step_20", "ab" * 32)
+    # As one types who leaves the fingerprint out.
+    with pytest.raises(UsageError, match=r"but one below it: .*/run/step_10/abababab$"):
+        set_alias(str(tmp_path.parent), tmp_path.name, "run", "step_10")
     for name in ("../x", "", "a/b", ".hidden"):
         with pytest.raises(UsageError, match="cannot be an alias"):
             set_alias(str(tmp_path), "run", "step_10", "ab" * 32, alias=name)

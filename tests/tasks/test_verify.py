@@ -114,7 +114,9 @@ def test_a_directory_without_manifest_is_not_published(store: Store) -> None:
     store.remove(MANIFEST)
     report = verify(store.url)
     assert (report.ok, report.published, report.files) == (False, False, [])
-    assert "not published" in report.message
+    assert report.message == "not published: there is no manifest.json"
+    publish(store.child("below"))
+    assert verify(store.url).message.endswith(f", but one below it: {store.url}/below")
     with pytest.raises(NotFoundError):
         verify(f"{store.url}/nowhere")
 

@@ -4,6 +4,7 @@ import inspect
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -40,6 +41,11 @@ def test_examples_parse(line: str) -> None:
     command = COMMANDS[words[1]]
     # Parses as the real call does and calls nothing.
     command.make_context(words[1], words[2:], resilient_parsing=False)
+
+
+def test_the_version_is_told(ckpt: Ckpt) -> None:
+    said = ckpt("--version")
+    assert (said.code, said.out, said.err) == (0, f"ckpt {version('ckpt-lifecycle')}\n", "")
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from dcp.storage import open_store
 from tests.support.ranks import run_ranks
 
-ROWS, COLUMNS = 3001, 25_001
-BUDGET = 200 << 20
+ROWS, COLUMNS = 1801, 25_001
+BUDGET = 120 << 20
 EXPORT = """
 import sys, dcp
 url, dest, format, dtype, budget = sys.argv[1:]

@@ -89,5 +89,8 @@ def _save_and_die(place: str, files: int, victim: int, delay: float) -> None:
         writer = BucketWriter(place, overwrite=True, files_per_rank=files)
         dist.barrier()
         if dist.get_rank() == victim:
-            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            killer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL))
+            # A rank that is done before need not wait to be killed.
+            killer.daemon = True
+            killer.start()
         torch_checkpoint.save(_state(1.0), storage_writer=writer)

@@ -4,6 +4,7 @@
 
 - `selection`, `renaming`: which keys go out, and under which path.
 - `planning`: what it will take, and whether the machine has it (`machine`).
+- `budget`: threads and buffers that keep it within its memory.
 - `bands`: tensors cut into stretches of the output that fit in memory.
 - `pump`: those filled with bytes, ahead and in order, each source chunk's CRC checked.
 - `tensor_stream`: tensor after tensor, with a digest of each.

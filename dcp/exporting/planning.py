@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, get_args
+from typing import Any
 
 from dcp.checkpoint import Checkpoint, Survey, open_checkpoint
 from dcp.checks.files import NEWER_SECONDS, check_files
@@ -17,14 +17,12 @@ from dcp.checks.paths import check_paths
 from dcp.checks.subclasses import looks_like_subclass
 from dcp.checks.tiling import check_tensor
 from dcp.dtypes import ITEMSIZE
-from dcp.errors import NotLoadableError, ResourceError, UsageError
+from dcp.errors import NotLoadableError, UsageError
 from dcp.exporting import machine
-from dcp.exporting.bands import MOST_PIECES
-from dcp.exporting.casts import needs_torch, output_dtype
+from dcp.exporting.budget import MEMORY_BUDGET, buffers_within
+from dcp.exporting.casts import output_dtype
 from dcp.exporting.destination import open_destination
 from dcp.exporting.nesting import has_numbered_keys, nest
-from dcp.exporting.pump import LOCAL_BAND, REMOTE_BAND, Pump
-from dcp.exporting.renaming import parse_rename
 from dcp.exporting.report import (
     CastDtype,
     ExportPlan,
@@ -41,31 +39,14 @@ from dcp.exporting.selection import Selected, Selection, select, taken
 from dcp.exporting.standing import look
 from dcp.exporting.state import TensorSpec, build_state
 from dcp.exporting.ties import sampled_bytes
-from dcp.exporting.torch_export import content_bytes, largest_decoded, require_savable
+from dcp.exporting.torch_export import content_bytes, require_savable
 from dcp.exporting.torch_file import archive_name_for, plan_torch_file
 from dcp.findings import Finding, errors_of, finding
 from dcp.index import Entry, TensorEntry
 from dcp.record import Record
 from dcp.records import Records
-from dcp.sizes import human_bytes, mebibytes
 from dcp.storage import normalise_url
-from dcp.storage.uploads import UPLOAD_MEMORY
-from dcp.storage.urls import split_protocol
 
-MEMORY_BUDGET = 512 << 20
-"""Default bound on the process's memory, in bytes."""
-
-_SMALLEST_BAND = 64 << 10
-_PROCESS = 96 << 20
-_FSSPEC = 112 << 20
-"""What S3's packages take, and the answers that they hold; so do other filesystems of fsspec."""
-_TORCH = 300 << 20
-_CAST_BUFFERS = 8
-"""Bands that a cast may hold: an element can become eight times as wide."""
-_TIE_BUFFERS = 2
-"""Bands that looking for equal tensors holds beside those being read."""
-_ENTRY, _CHUNK, _PIECE = 1000, 300, 3000
-"""Bytes of memory for a key of the index, for one of its chunks, and for a piece of a chunk that is read."""
 _BESIDE = 600
 """Bytes that a `torch.save` file takes for a tensor beside its content, and a quarter of its own."""
 _LOCAL_RATE = 700e6
@@ -102,8 +83,11 @@ def plan_export(
         UsageError, NotLoadableError, StorageError: as `export`.
         ResourceError: the memory budget is too small. What the machine lacks is in the plan's ``refusals``.
     """
-    checkpoint, chosen, _ = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    _, _, memory = memory_of(checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest))
+    selection = Selection.of(include, exclude, rename, strip_prefix)
+    checkpoint, chosen, _ = choose(url, dest, format, selection, options)
+    memory = buffers_within(
+        memory_budget, checkpoint, chosen, dtype=dtype, tie=tie, dest=normalise_url(dest)
+    ).peak
     store, name = open_destination(
         dest, options if dest_options is None else dest_options, directory=is_directory(dest, format)
     )
@@ -223,16 +207,10 @@ def choose(
     url: str | Survey,
     dest: str,
     format: Format,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    rename: Sequence[str],
-    strip_prefix: str | None,
+    selection: Selection,
     options: dict[str, Any],
 ) -> tuple[Checkpoint, list[Selected], list[Finding]]:
     """Open the checkpoint and select from it; refuse what cannot be exported. With warnings."""
-    selection = Selection(
-        tuple(include), tuple(exclude), tuple(parse_rename(rule) for rule in rename), strip_prefix
-    )
     require_fitting(dest, format)
     checkpoint = open_checkpoint(url, **options)
     require_outside(checkpoint.url, dest)
@@ -329,51 +307,6 @@ def records_of(entry: Entry) -> Iterator[Record]:
     """Where an entry's bytes are."""
     records = entry.chunks.records if isinstance(entry, TensorEntry) else (entry.record,)
     return (record for record in records if record is not None)
-
-
-def memory_of(
-    checkpoint: Checkpoint,
-    chosen: Sequence[Selected],
-    budget: int,
-    dtype: CastDtype | None,
-    tie: bool,
-    dest: str = "",
-) -> tuple[int, int, int]:
-    """Threads, bytes of a band, and the peak memory expected, so that the peak stays within ``budget``."""
-    remote = "://" in checkpoint.url
-    threads = 8 if remote else 2
-    objects = sum(
-        item.entry.record.length
-        for item in chosen
-        if not isinstance(item.entry, TensorEntry) and item.entry.record is not None
-    )
-    fixed = _PROCESS + 2 * objects + largest_decoded(chosen) + _index_memory(checkpoint, chosen, threads)
-    if "://" in dest:
-        fixed += UPLOAD_MEMORY
-    if any(split_protocol(url)[0] not in ("file", "gs", "gcs") for url in (checkpoint.url, dest)):
-        fixed += _FSSPEC
-    if dtype is not None and dtype not in get_args(CastDtype):
-        raise UsageError(f"{dtype} is no type to cast to; use one of {', '.join(get_args(CastDtype))}")
-    types = {item.entry.dtype for item in chosen if isinstance(item.entry, TensorEntry)}
-    if any(needs_torch(source, output_dtype(source, dtype)) for source in types):
-        fixed += _TORCH
-    buffers = Pump.memory(1, threads) + (_CAST_BUFFERS if dtype else 0) + (_TIE_BUFFERS if tie else 0)
-    band = min(REMOTE_BAND if remote else LOCAL_BAND, (budget - fixed) // buffers)
-    if band < _SMALLEST_BAND:
-        needed = fixed + buffers * _SMALLEST_BAND
-        raise ResourceError(
-            f"a memory budget of {human_bytes(budget)} is too small for this export; "
-            f"give at least --memory-budget {mebibytes(needed)}"
-        )
-    return threads, band, fixed + buffers * band
-
-
-def _index_memory(checkpoint: Checkpoint, chosen: Sequence[Selected], threads: int) -> int:
-    """Bytes that the index takes, the chunks of one tensor, and their pieces in the bands under way."""
-    chunks = [len(e.chunks) if isinstance(e, TensorEntry) else 1 for e in checkpoint.index.entries.values()]
-    most = max((len(i.entry.chunks) for i in chosen if isinstance(i.entry, TensorEntry)), default=0)
-    pieces = min(most, MOST_PIECES) * (2 * threads + 2)
-    return _ENTRY * len(chunks) + _CHUNK * (sum(chunks) + most) + _PIECE * pieces
 
 
 def written(chosen: Sequence[Selected], dtype: CastDtype | None) -> int:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dcp.exporting import machine
+from dcp.exporting.budget import MEMORY_BUDGET, buffers_within
 from dcp.exporting.casts import overflows
 from dcp.exporting.destination import open_destination
-from dcp.exporting.planning import MEMORY_BUDGET, choose, index_size, memory_of, written
+from dcp.exporting.planning import choose, index_size, written
 from dcp.exporting.report import CastDtype, ExportReport, Format, is_directory
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out
 from dcp.exporting.safetensors_layout import MAX_SHARD_SIZE
+from dcp.exporting.selection import Selection
 from dcp.exporting.sink import ChecksumSink, HashingSink
 from dcp.exporting.tensor_stream import Progress
 from dcp.exporting.ties import ties
@@ -71,10 +73,12 @@ def export(
         StorageError: storage failed; nothing was written.
     """
     started = time.perf_counter()
-    checkpoint, chosen, warnings = choose(url, dest, format, include, exclude, rename, strip_prefix, options)
-    threads, band_bytes, memory = memory_of(
-        checkpoint, chosen, memory_budget, dtype, tie, normalise_url(dest)
+    selection = Selection.of(include, exclude, rename, strip_prefix)
+    checkpoint, chosen, warnings = choose(url, dest, format, selection, options)
+    buffers = buffers_within(
+        memory_budget, checkpoint, chosen, dtype=dtype, tie=tie, dest=normalise_url(dest)
     )
+    band_bytes, threads = buffers.band_bytes, buffers.threads
     store, name = open_destination(
         dest, options if dest_options is None else dest_options, directory=is_directory(dest, format)
     )
@@ -93,14 +97,14 @@ def export(
                 checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype, tied=tied
             )
             size = sum(shard.size for shard in shards) + index_size(checkpoint, shards)
-            machine.require_room(memory, size, normalise_url(dest))
+            machine.require_room(buffers.peak, size, normalise_url(dest))
             stream = SafetensorsExport(
                 checkpoint, shards, band_bytes=band_bytes, threads=threads, sink_type=sink_type
             )
             stream.write(store, finished=finished, progress=progress)
             files = stream.files
         else:
-            machine.require_room(memory, written(chosen, dtype), normalise_url(dest))
+            machine.require_room(buffers.peak, written(chosen, dtype), normalise_url(dest))
             prepared = prepare(checkpoint, chosen, dtype=dtype, tied=tied, allow_pickle=allow_pickle)
             findings = prepared.findings
             stream = Stream(

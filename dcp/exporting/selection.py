@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dcp.errors import MetadataError, UsageError
-from dcp.exporting.renaming import Rule, renamed
+from dcp.exporting.renaming import Rule, parse_rename, renamed
 from dcp.index import METADATA, CheckpointIndex, Entry, PathPart
 
 DEEPEST = 400
@@ -33,6 +33,18 @@ class Selection:
     """Applied in order."""
     strip_prefix: str | None = None
     """Taken off the front of every key; after it, renames apply. All selected keys must have it."""
+
+    @classmethod
+    def of(
+        cls,
+        include: Sequence[str],
+        exclude: Sequence[str],
+        rename: Sequence[str],
+        strip_prefix: str | None,
+    ) -> Selection:
+        """From what users write, rules as ``REGEX=>TEXT``. Raises `UsageError` where one makes no sense."""
+        rules = tuple(parse_rename(rule) for rule in rename)
+        return cls(tuple(include), tuple(exclude), rules, strip_prefix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from pydantic import Field
 from dcp.checkpoint import Checkpoint
 from dcp.errors import ChangedError, EnvironmentFault, NotFoundError, UsageError
 from dcp.exporting import machine
+from dcp.exporting.budget import MEMORY_BUDGET, Buffers, buffers_within
 from dcp.exporting.casts import overflows
-from dcp.exporting.planning import MEMORY_BUDGET, choose, memory_of, require_outside
+from dcp.exporting.planning import choose, require_outside
 from dcp.exporting.report import (
     CastDtype,
     ExportedFile,
@@ -30,7 +31,7 @@ from dcp.exporting.report import (
 )
 from dcp.exporting.safetensors_export import SafetensorsExport, lay_out, metadata_of, require_directory
 from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, SUFFIX, Shard, index_of
-from dcp.exporting.selection import Selected
+from dcp.exporting.selection import Selected, Selection
 from dcp.exporting.sink import ChecksumSink, HashingSink
 from dcp.exporting.standing import clear, clear_replaced, look, withdraw
 from dcp.exporting.ties import ties
@@ -94,11 +95,13 @@ def plan_shards(export: ShardedExport) -> ShardPlan:
         NotLoadableError, ResourceError, StorageError: as `dcp.exporting.export`.
     """
     checkpoint, chosen, warnings = _chosen(export)
-    threads, band_bytes, _ = memory_of(
-        checkpoint, chosen, export.memory_budget, export.dtype, export.tie, export.dest
-    )
+    buffers = _buffers(export, checkpoint, chosen, tie=export.tie)
     tensors = [item.entry for item in chosen if isinstance(item.entry, TensorEntry)]
-    tied = ties(checkpoint, tensors, band_bytes=band_bytes, threads=threads) if export.tie else {}
+    tied = (
+        ties(checkpoint, tensors, band_bytes=buffers.band_bytes, threads=buffers.threads)
+        if export.tie
+        else {}
+    )
     shards, left_out = _shards(export, checkpoint, chosen, tied)
     store, name = _place(export)
     shards = look(store.child(name)).named_apart(shards, metadata_of(checkpoint))
@@ -121,15 +124,17 @@ def write_shard(export: ShardedExport, plan: ShardPlan, number: int) -> WrittenS
     checkpoint, chosen, _ = _chosen(export)
     _require_planned(checkpoint, plan)
     shards = _planned(export, checkpoint, chosen, plan)
-    threads, band_bytes, memory = memory_of(
-        checkpoint, chosen, export.memory_budget, export.dtype, False, export.dest
-    )
+    buffers = _buffers(export, checkpoint, chosen, tie=False)
     shard = shards[number]
-    machine.require_room(memory, shard.size, normalise_url(export.dest))
+    machine.require_room(buffers.peak, shard.size, normalise_url(export.dest))
     store, name = _place(export)
     require_directory(store, name)
     writer = SafetensorsExport(
-        checkpoint, [shard], band_bytes=band_bytes, threads=threads, sink_type=_sink(export)
+        checkpoint,
+        [shard],
+        band_bytes=buffers.band_bytes,
+        threads=buffers.threads,
+        sink_type=_sink(export),
     )
     with change_told(checkpoint):
         writer.write_alone(store, finished=lambda: require_unchanged(checkpoint))
@@ -256,15 +261,15 @@ def _planned(
 
 def _chosen(export: ShardedExport) -> tuple[Checkpoint, list[Selected], list[Finding]]:
     _require_directory(export)
-    return choose(
-        export.url,
-        export.dest,
-        "safetensors",
-        export.include,
-        export.exclude,
-        export.rename,
-        export.strip_prefix,
-        dict(export.options or {}),
+    selection = Selection.of(export.include, export.exclude, export.rename, export.strip_prefix)
+    return choose(export.url, export.dest, "safetensors", selection, dict(export.options or {}))
+
+
+def _buffers(
+    export: ShardedExport, checkpoint: Checkpoint, chosen: Sequence[Selected], *, tie: bool
+) -> Buffers:
+    return buffers_within(
+        export.memory_budget, checkpoint, chosen, dtype=export.dtype, tie=tie, dest=export.dest
     )
 
 

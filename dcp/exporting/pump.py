@@ -110,10 +110,15 @@ class Pump:
     @contextmanager
     def _pool(self) -> Iterator[ThreadPoolExecutor]:
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="read")
+        wait = True
         try:
             yield pool
+        except GeneratorExit:
+            # Whoever took the bands failed, and what clears up after it may be one of these very threads.
+            wait = False
+            raise
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=wait, cancel_futures=True)
 
     def _next(self, waiting: deque[_Job]) -> Iterator[Filled]:
         entry, band, buffer, future = waiting.popleft()

@@ -9,19 +9,24 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed.checkpoint
 
 import dcp
+from dcp.checkpoint import open_checkpoint
 from dcp.errors import ChangedError, ForbiddenError, NotLoadableError, ResourceError, UsageError
 from dcp.exporting import export, plan_export
+from dcp.exporting.bands import bands
+from dcp.exporting.pump import Pump
 from dcp.exporting.selection import repath
+from dcp.records import Records
 from dcp.storage import open_store
 from tests.support.golden import GOLDENS, Golden
 from tests.support.train import SavedCheckpoint
@@ -461,3 +466,31 @@ def test_tensors_of_other_classes_are_left_out_and_their_damage_is_found(
     with pytest.raises(NotLoadableError):
         export(str(step), str(tmp_path / "bad"), format=format)
     assert not dcp.validate(str(step)).ok
+
+
+def test_bands_that_nobody_takes_any_more_are_cleared_up_by_any_thread(tmp_path: Path) -> None:
+    """Garbage is collected by whichever thread is at work, one that reads the bands among them."""
+    torch.distributed.checkpoint.save({"w": torch.ones(64, 64)}, checkpoint_id=tmp_path / "c", no_dist=True)
+    checkpoint = open_checkpoint(str(tmp_path / "c"))
+    [entry] = checkpoint.index.tensors
+    left, ended = Event(), Event()
+    errors: list[BaseException] = []
+
+    class Clearing(Pump):
+        def _fill(self, *args: Any) -> Any:
+            if args[1] is not parts[0]:
+                left.wait(10)
+                try:
+                    running.close()
+                except RuntimeError as error:
+                    errors.append(error)
+                ended.set()
+            return super()._fill(*args)
+
+    parts = list(bands(entry, 1024))
+    pump = Clearing(Records(checkpoint.store, checkpoint.objects), band_bytes=1024, threads=1)
+    running = cast("Generator[Any, None, None]", pump.run((entry, part) for part in parts))
+    next(running)
+    left.set()
+    assert ended.wait(10)
+    assert errors == []

@@ -187,11 +187,17 @@ def _volumes(sizes: Ints) -> Ints:
 def counts(columns: Columns, layout: Layout) -> list[RankReads]:
     """What each rank of a layout reads, by rank."""
     inner = layout.ranks // layout.axes[0][1]
-    return [
-        count(held, layout, outer * inner + number)
-        for outer, held in _by_place(columns, layout)
-        for number in range(inner)
-    ]
+    reads: list[RankReads] = []
+    unsharded: RankReads | None = None
+    for outer, held in _by_place(columns, layout):
+        if held.sharded[0].any() or held.sharded[1].any():
+            reads += [count(held, layout, outer * inner + number) for number in range(inner)]
+            continue
+        # Ranks beyond the end of every tensor hold the same, whichever they are: what is on all ranks.
+        if unsharded is None:
+            unsharded = count(held, layout, outer * inner)
+        reads += [unsharded] * inner
+    return reads
 
 
 def _by_place(columns: Columns, layout: Layout) -> Iterator[tuple[int, Columns]]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import queue
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock, local
 
@@ -23,6 +22,7 @@ from dcp.errors import CheckpointError
 from dcp.exporting.bands import Band, Piece
 from dcp.index import Chunk, TensorEntry
 from dcp.records import Located, Records
+from dcp.storage import reader_threads
 
 LOCAL_BAND = 2 << 20
 """Bytes read at once from a disk: few enough to stay in the processor's cache until they are written."""
@@ -98,7 +98,7 @@ class Pump:
         waiting: deque[_Job] = deque()
         for _ in range(ahead + 1):
             self._buffers.put(bytearray(self.band_bytes))
-        with self._pool() as pool:
+        with reader_threads(self.threads, "read") as pool:
             for entry, band in jobs:
                 if len(waiting) == ahead:
                     yield from self._next(waiting)
@@ -106,19 +106,6 @@ class Pump:
                 waiting.append((entry, band, buffer, pool.submit(self._fill, entry, band, buffer)))
             while waiting:
                 yield from self._next(waiting)
-
-    @contextmanager
-    def _pool(self) -> Iterator[ThreadPoolExecutor]:
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="read")
-        wait = True
-        try:
-            yield pool
-        except GeneratorExit:
-            # Whoever took the bands failed, and what clears up after it may be one of these very threads.
-            wait = False
-            raise
-        finally:
-            pool.shutdown(wait=wait, cancel_futures=True)
 
     def _next(self, waiting: deque[_Job]) -> Iterator[Filled]:
         entry, band, buffer, future = waiting.popleft()

@@ -6,7 +6,7 @@ range of one; `fetch` reads many ranges in parallel and hands them out in order.
 `StorageError` leaves: absent, forbidden, unreachable, out of space.
 """
 
-from dcp.storage.fetch import fetch, fetch_by
+from dcp.storage.fetch import fetch, fetch_by, reader_threads
 from dcp.storage.opening import open_parent, open_store, require_protocol
 from dcp.storage.options import require_options
 from dcp.storage.ranges import ByteRange, coalesce
@@ -29,6 +29,7 @@ __all__ = [
     "open_parent",
     "open_reader",
     "open_store",
+    "reader_threads",
     "require_options",
     "require_protocol",
 ]

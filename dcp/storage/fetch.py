@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 from dcp.storage.ranges import ByteRange
 from dcp.storage.store import Store
 
 T = TypeVar("T")
+
+
+@contextmanager
+def reader_threads(threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Threads for a generator that reads ahead; what is queued is dropped where it ends before its time."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    wait = True
+    try:
+        yield pool
+    except GeneratorExit:
+        # Whoever took what was read failed, and what clears up after it may be one of these very threads.
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=True)
 
 
 def fetch(
@@ -38,8 +54,7 @@ def fetch_by(
     """As `fetch`, by whatever reads one range; it is called in several threads at a time."""
     waiting: deque[tuple[ByteRange, Future[T]]] = deque()
     held = 0
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
-    try:
+    with reader_threads(threads, "fetch") as pool:
         for item in ranges:
             while waiting and (held + item.length > budget or len(waiting) >= 4 * threads):
                 first, future = waiting.popleft()
@@ -52,5 +67,3 @@ def fetch_by(
         while waiting:
             first, future = waiting.popleft()
             yield first, future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

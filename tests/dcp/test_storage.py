@@ -8,7 +8,9 @@ import ssl
 import threading
 import time
 import uuid
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,17 @@ from dcp.errors import (
     UnreachableError,
     UsageError,
 )
-from dcp.storage import ByteRange, Store, coalesce, fetch, is_safe_name, join_url, normalise_url, open_store
+from dcp.storage import (
+    ByteRange,
+    Store,
+    coalesce,
+    fetch,
+    fetch_by,
+    is_safe_name,
+    join_url,
+    normalise_url,
+    open_store,
+)
 from dcp.storage.faults import translate
 from dcp.storage.urls import split_url
 
@@ -280,6 +292,29 @@ def test_fetch_keeps_order_and_reports_the_fault(store: Store) -> None:
     assert all(data == bytes(n % 256 for n in range(item.start, item.end)) for item, data in got)
     with pytest.raises(CheckpointError):
         list(fetch(store, [ByteRange("f", 0, 4), ByteRange("f", 10**9, 10**9 + 1), ByteRange("f", 4, 8)]))
+
+
+def test_what_nobody_takes_any_more_is_cleared_up_by_any_thread() -> None:
+    """Garbage is collected by whichever thread is at work, one that reads among them."""
+    left, ended = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def read(item: ByteRange) -> int:
+        if item.start:
+            left.wait(10)
+            try:
+                running.close()
+            except RuntimeError as error:
+                errors.append(error)
+            ended.set()
+        return item.start
+
+    ranges = [ByteRange("f", start, start + 1) for start in range(20)]
+    running = cast("Generator[Any, None, None]", fetch_by(read, ranges, threads=1, budget=20))
+    next(running)
+    left.set()
+    assert ended.wait(10)
+    assert errors == []
 
 
 @pytest.mark.usefixtures("fake_gcs", "moto_s3")

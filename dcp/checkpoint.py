@@ -164,6 +164,7 @@ def open_checkpoint(url: str | PathLike[str] | Store | Survey, **options: Any) -
     """List a checkpoint and read its index, unless a survey has; nothing else is read or checked.
 
     Raises:
+        UsageError: there is no filesystem for ``url``.
         MetadataError: the index is unusable.
         NotLoadableError: there is no index (``incomplete.no-metadata`` or ``metadata.unsupported``).
         StorageError: the store failed.
@@ -237,7 +238,15 @@ def _no_index(found: Survey) -> NotLoadableError | MetadataError:
 
 
 def read_index(url: str | PathLike[str], **options: Any) -> CheckpointIndex:
-    """The index of the checkpoint at ``url``. Raises as `open_checkpoint`."""
+    """The index of the checkpoint at ``url``; nothing else is read.
+
+    Args:
+        url: the checkpoint.
+        options: passed to the filesystem.
+
+    Raises:
+        UsageError, MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
+    """
     return open_checkpoint(url, **options).index
 
 

@@ -80,7 +80,7 @@ def diff(
         options: passed to the filesystems.
 
     Raises:
-        MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
+        UsageError, MetadataError, NotLoadableError, StorageError: as `dcp.checkpoint.open_checkpoint`.
     """
     left, right = open_checkpoint(a, **options), open_checkpoint(b, **options)
     only_a = [key for key in left.index.entries if key not in right.index.entries]

@@ -69,7 +69,7 @@ def inspect(url: str | PathLike[str], keys: str | None = None, **options: Any) -
         options: passed to the filesystem.
 
     Raises:
-        MetadataError, NotLoadableError, StorageError: as `open_checkpoint`.
+        UsageError, MetadataError, NotLoadableError, StorageError: as `dcp.checkpoint.open_checkpoint`.
     """
     found = survey(url, **options)
     if found.kind is Kind.PARTS:

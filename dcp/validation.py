@@ -99,13 +99,15 @@ def validate(
         ignore: globs on keys whose departures from the contract do not count.
         allow: classes that objects may ask for beyond the built-in lists (``pkg.mod.Class``, ``pkg.*``).
         progress: called during a scrub with bytes done and bytes in all.
-        grace_seconds: see `GRACE_SECONDS`.
-        newer_seconds: see `NEWER_SECONDS`.
+        grace_seconds: a step without an index is incomplete once nothing has changed for so many seconds.
+        newer_seconds: a step is torn where a data file is newer than the index by more seconds.
         now: seconds since the epoch to judge ages by; the clock's by default.
         options: passed to the filesystem.
 
     Raises:
-        UsageError: the contract or its location is wrong.
+        UsageError: the contract or its location is wrong, or there is no filesystem for ``url``.
+        MetadataError, NotLoadableError: the index of ``against`` is unusable or absent; those of ``url`` are
+            in the report.
         StorageError: storage failed, which says nothing of the checkpoint.
     """
     started = time.perf_counter()

@@ -80,7 +80,7 @@ def plan_export(
         detail: say of every tensor where it will stand, and which bytes it is read from.
 
     Raises:
-        UsageError, NotLoadableError, StorageError: as `export`.
+        UsageError, MetadataError, NotLoadableError, StorageError: as `export`.
         ResourceError: the memory budget is too small. What the machine lacks is in the plan's ``refusals``.
     """
     selection = Selection.of(include, exclude, rename, strip_prefix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -15,11 +15,13 @@ CastDtype = Literal["float16", "bfloat16", "float32", "float64"]
 
 
 def require_fitting(dest: str, format: Format) -> None:
-    """Refuse a file name that promises another format than it would get.
+    """Refuse a format that is none, and a file name that promises another one than it would get.
 
     Raises:
-        UsageError: it does.
+        UsageError: it does, or there is no such format.
     """
+    if format not in get_args(Format):
+        raise UsageError(f"{format} is no format to export to; use one of {', '.join(get_args(Format))}")
     if format == "torch" and dest.endswith(".safetensors"):
         raise UsageError(
             f"{dest} would be a torch.save file; choose the format safetensors, or name it NAME.pt"

@@ -66,8 +66,11 @@ def export(
         options: passed to the filesystem of ``url``.
 
     Raises:
-        UsageError: a pattern, name or destination makes no sense.
-        NotLoadableError: the checkpoint is damaged in what was asked for; carries the findings.
+        UsageError: a pattern, name, type, format or destination makes no sense.
+        MetadataError: the index is unusable.
+        NotLoadableError: there is no index, or the checkpoint is damaged in what was asked for; carries the
+            findings.
+        RecordError: a record turned out damaged when it was read; nothing was written.
         ChangedError: it changed while it was read; nothing was written.
         ResourceError: the budget is too small, or memory or disk will not suffice; nothing was written.
         StorageError: storage failed; nothing was written.

@@ -100,9 +100,8 @@ class StrictLoadPlanner(DefaultLoadPlanner):
             per_rank: patterns of keys under which every rank saved a value of its own, as
                 `dcp.CheckedSavePlanner` does it: ``rng`` of this rank's state is loaded from ``rng/rank_17``
                 on rank 17 of the job, whatever group loads. One that meets a dict means all that is in it.
-                On other ranks than saved that is an error,
-                which says so. ``rename`` names the key without its rank. The report names such keys as the
-                checkpoint does.
+                On other ranks than saved that is an error, which says so. ``rename`` names the key without
+                its rank. The report names such keys as the checkpoint does.
             flatten_state_dict: as torch's planner has it.
             flatten_sharded_tensors: likewise.
 

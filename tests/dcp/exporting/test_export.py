@@ -268,9 +268,11 @@ def test_selection_and_names(golden: Callable[[str], Path], tmp_path: Path) -> N
         ({"rename": [r"(x)|.=>\2"]}, "rename"),
         ({"rename": [r"^model\..*=>same"]}, "both be called"),
         ({"strip_prefix": "model."}, "does not begin"),
+        ({"dtype": "int8"}, "no type to cast to; use one of float16"),
+        ({"format": "zip"}, "no format to export to; use one of torch"),
     ],
 )
-def test_selections_that_make_no_sense(
+def test_requests_that_make_no_sense(
     options: dict[str, Any], text: str, golden: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=text):

@@ -18,6 +18,7 @@ import torch.distributed.checkpoint as checkpoint
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from tests.support.distribution import SECONDS
 from tests.support.gcs import FakeGcs, fake_gcs_server
 from tests.support.golden import GOLDENS, ROOT, SAVED_AT
 from tests.support.harness import PrefectApi, prefect_harness
@@ -203,6 +204,12 @@ def test_a_missing_program_skips_a_test_but_fails_in_ci(
     monkeypatch.setenv("CI", "true")
     with pytest.raises(MissingToolError, match="apt-get install chromium"):
         required(browser_program())
+
+
+def test_what_is_said_to_take_long_is_there() -> None:
+    files = [name for name in SECONDS if name.startswith("tests/")]
+    assert len(files) > 20
+    assert [name for name in files if not (Path(__file__).parents[1] / name).is_file()] == []
 
 
 def _descendants() -> set[int]:

@@ -18,17 +18,54 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _FILE = "prefect-tests.json"
-_SLOW = 20
-"""Other tests that take as long as one that is marked slow."""
+_PREFECT = "prefect"
+_EACH = 0.15
+"""Seconds that most tests take at most."""
+SECONDS = {
+    _PREFECT: 190,
+    "tests/dcp/exporting/test_export.py": 20,
+    "tests/dcp/exporting/test_memory.py": 20,
+    "tests/dcp/exporting/test_replacing.py": 35,
+    "tests/dcp/exporting/test_safetensors.py": 10,
+    "tests/dcp/load/test_gloo.py": 40,
+    "tests/dcp/load/test_planners_ranks.py": 10,
+    "tests/dcp/load/test_simulated.py": 20,
+    "tests/dcp/save/test_importing.py": 25,
+    "tests/dcp/save/test_writer.py": 25,
+    "tests/dcp/test_claims.py": 10,
+    "tests/dcp/test_conformance.py": 15,
+    "tests/dcp/test_guide.py": 15,
+    "tests/dcp/test_partial.py": 5,
+    "tests/dcp/test_scrub.py": 10,
+    "tests/dcp/test_transport.py": 30,
+    "tests/dcp/test_wire.py": 5,
+    "tests/dcp/test_wire_bombs.py": 15,
+    "tests/flows/cli/test_golden.py": 10,
+    "tests/flows/cli/test_lifecycle_commands.py": 10,
+    "tests/flows/cli/test_load_and_export.py": 10,
+    "tests/flows/cli/test_process.py": 10,
+    "tests/flows/report/test_accessibility.py": 30,
+    "tests/flows/report/test_browser.py": 20,
+    "tests/flows/test_demo.py": 65,
+    "tests/flows/test_deploying.py": 80,
+    "tests/flows/test_following.py": 10,
+    "tests/flows/test_kill.py": 20,
+    "tests/flows/test_machine.py": 15,
+    "tests/flows/test_passes.py": 25,
+    "tests/flows/test_prefect_server.py": 25,
+    "tests/flows/test_retiring.py": 10,
+    "tests/flows/test_run_alerts.py": 10,
+    "tests/tasks/test_alert.py": 10,
+    "tests/test_support.py": 15,
+}
+"""What the groups took, roughly, that take far longer than others of as many tests."""
 
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Sort `items` by what their group takes; those of a group stay in their order."""
-    groups = {item: "prefect" if _is_prefect(item) else _file_of(item.nodeid) for item in items}
-    weights = Counter[str]()
-    for item, group in groups.items():
-        weights[group] += _SLOW if item.get_closest_marker("slow") else 1
-    items.sort(key=lambda item: -weights[groups[item]])
+    groups = {item: _PREFECT if _is_prefect(item) else _file_of(item.nodeid) for item in items}
+    sizes = Counter(groups.values())
+    items.sort(key=lambda item: -SECONDS.get(groups[item], _EACH * sizes[groups[item]]))
 
 
 def tell_prefect_tests(items: Iterable[pytest.Item], worker: str, run_directory: Path) -> None:
@@ -52,7 +89,7 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if self._prefect_tests is None:
             self._prefect_tests = frozenset(json.loads(self._file.read_text()))
-        return "prefect" if nodeid in self._prefect_tests else _file_of(nodeid)
+        return _PREFECT if nodeid in self._prefect_tests else _file_of(nodeid)
 
 
 def _is_prefect(item: pytest.Item) -> bool:

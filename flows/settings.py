@@ -318,6 +318,8 @@ def _require_readable(file: Path) -> None:
             f"{file.name}: no such settings file in {file.parent}; write one with four lines: "
             '[[runs]], name = "my-run", source = "gs://bucket/run", publish = "gs://bucket/published"'
             if not file.exists()
+            else f"{file.name}: is not a file; name the settings file in it: {file.name}/{DEFAULT_FILE}"
+            if (file / DEFAULT_FILE).is_file()
             else f"{file.name}: is not a file"
         )
     if not os.access(file, os.R_OK):

@@ -18,7 +18,9 @@ def import_file(
     out: Output,
     file: Annotated[str, typer.Argument(metavar="FILE.pt", help="A local file that torch.save wrote.")],
     url: CheckpointUrl,
-    ranks: Annotated[int, typer.Option("--ranks", metavar="N", help="Shard as N ranks would save.")] = 1,
+    ranks: Annotated[
+        int, typer.Option("--ranks", metavar="N", min=1, max=1024, help="Shard as N ranks would save.")
+    ] = 1,
     whole: Annotated[
         list[str] | None,
         typer.Option(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from flows.passes import PassReport
     from flows.settings import LifecycleSettings
 
+_LOOK = 10.0
+"""Seconds between two looks of a watch, where nothing is said."""
 _FEWEST_ROWS = 3
 _OTHER_LINES = 14
 """Lines of a terminal that are not for rows of steps."""
@@ -126,8 +128,9 @@ def status(
         bool, typer.Option("--watch", "-w", help="Show it anew in the same place, until Ctrl-C.")
     ] = False,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="For --watch: between two looks.")
-    ] = 10.0,
+        float | None,
+        typer.Option("--every", metavar="SECONDS", min=0.1, help="For --watch: between two looks (10)."),
+    ] = None,
     config: Config = SETTINGS_FILE,
 ) -> int:
     """Show how far each step is, whether the run still saves, and whether alerts arrive.
@@ -145,10 +148,12 @@ def status(
     from flows.settings import load_settings
     from flows.status import run_status
 
+    if every is not None and not watching:
+        raise UsageError("--every is for --watch: ckpt status --watch --every SECONDS")
     if watching:
         if out.quiet or not (out.json or out.on_terminal):
             raise UsageError("--watch is for a terminal; leave it out, or give --json for a document a look")
-        return _watch_status(out, load_settings(config), run, every)
+        return _watch_status(out, load_settings(config), run, every or _LOOK)
     report = run_status(load_settings(config), run)
     errors = [f"{each.run}: {each.error}" for each in report.runs if each.error]
     out.report(report, lambda: show_status(out, report), errors=errors)

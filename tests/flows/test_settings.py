@@ -240,7 +240,12 @@ def test_a_file_that_cannot_be_read(file: Path, tmp_path: Path) -> None:
         SettingsError, match=r"nothing\.toml: no such settings file in .*; write one with four lines: "
     ):
         load_settings(tmp_path / "nothing.toml")
-    with pytest.raises(SettingsError, match="is not a file"):
+    with pytest.raises(SettingsError, match=r"is not a file$"):
+        load_settings(tmp_path)
+    file.touch()
+    with pytest.raises(
+        SettingsError, match=rf"name the settings file in it: {tmp_path.name}/lifecycle\.toml$"
+    ):
         load_settings(tmp_path)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match=r"lifecycle\.toml: is not UTF-8 text"):

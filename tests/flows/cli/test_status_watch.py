@@ -108,3 +108,9 @@ def test_without_a_terminal_it_refuses(ckpt: Ckpt, here: Lifecycle, options: lis
     said = ckpt("status", "--watch", "--config", here.directory / "lifecycle.toml", *options)
     assert (said.code, said.out) == (2, "")
     assert "--watch is for a terminal" in said.err
+
+
+def test_pauses_between_looks_need_looks(ckpt: Ckpt) -> None:
+    said = ckpt("status", "--every", "30")
+    assert (said.code, said.out) == (2, "")
+    assert "ckpt status --watch --every SECONDS" in said.err

@@ -16,6 +16,8 @@ from dcp.storage.partial import TEMPORARY
 from dcp.storage.urls import split_protocol
 
 _READ_ONLY = {"http", "https", "github", "gist", "git", "data", "zip", "tar", "libarchive", "reference"}
+_NAMELESS = getattr(os, "O_TMPFILE", 0)
+"""Linux alone has it. Without it the directory itself is opened, which is refused as no nameless file is."""
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT}
 """How filesystems say that they have no nameless files."""
 
@@ -52,7 +54,7 @@ def _require_writable(path: Path, directory: bool) -> None:
         raise UsageError(f"{place} is a file: name a directory, or what does not exist yet")
     try:
         try:
-            os.close(os.open(place, os.O_TMPFILE | os.O_WRONLY))
+            os.close(os.open(place, _NAMELESS | os.O_WRONLY))
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint
 import dcp
 from dcp.checkpoint import open_checkpoint
 from dcp.errors import ChangedError, ForbiddenError, NotLoadableError, ResourceError, UsageError
-from dcp.exporting import export, plan_export
+from dcp.exporting import destination, export, plan_export
 from dcp.exporting.bands import bands
 from dcp.exporting.pump import Pump
 from dcp.exporting.selection import repath
@@ -411,6 +411,17 @@ def test_places_that_cannot_be_written_are_known_beforehand(
                 ask(step, dest, format=format)
     plan_export(step, str(tmp_path / "new" / "out"), format=format)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_places_are_looked_at_where_no_file_can_be_nameless(
+    monkeypatch: pytest.MonkeyPatch, golden: Callable[[str], Path], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(destination, "_NAMELESS", 0)
+    step = str(golden("torch_tied"))
+    plan_export(step, str(tmp_path / "new" / "out.pt"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ForbiddenError):
+        plan_export(step, "/proc/x/out.pt")
 
 
 @pytest.mark.parametrize("bucket", ["gs_bucket", "s3_bucket"])

@@ -35,8 +35,9 @@ _CAST_BUFFERS = 8
 """Bands that a cast may hold: an element can become eight times as wide."""
 _TIE_BUFFERS = 2
 """Bands that looking for equal tensors holds beside those being read."""
-_ENTRY, _CHUNK, _PIECE = 1000, 300, 3000
-"""Bytes of memory for a key of the index, for one of its chunks, and for a piece of a chunk that is read."""
+_TENSOR, _OBJECT, _CHUNK, _PIECE = 5000, 1000, 300, 3000
+"""Bytes of memory for a tensor, from the index to the report, and for an object beside its record; for one
+chunk, and for a piece of a chunk that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ def buffers_within(
 
 
 def _index_memory(checkpoint: Checkpoint, chosen: Sequence[Selected], threads: int) -> int:
-    """Bytes that the index takes, the chunks of one tensor, and their pieces in the bands under way."""
-    chunks = [len(e.chunks) if isinstance(e, TensorEntry) else 1 for e in checkpoint.index.entries.values()]
+    """Bytes that keys and chunks take, the chunks of one tensor, and their pieces in the bands under way."""
+    index = checkpoint.index
+    keys = _TENSOR * len(index.tensors) + _OBJECT * len(index.objects)
+    chunks = len(index.objects) + sum(len(entry.chunks) for entry in index.tensors)
     most = max((len(i.entry.chunks) for i in chosen if isinstance(i.entry, TensorEntry)), default=0)
     pieces = min(most, MOST_PIECES) * (2 * threads + 2)
-    return _ENTRY * len(chunks) + _CHUNK * (sum(chunks) + most) + _PIECE * pieces
+    return keys + _CHUNK * (chunks + most) + _PIECE * pieces

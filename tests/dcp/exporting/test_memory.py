@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import dcp
 from dcp.storage import open_store
 from tests.support.ranks import run_ranks
 
@@ -77,3 +79,19 @@ def test_what_s3_takes_is_in_the_plan(s3_bucket: str, tmp_path: Path) -> None:
     for dest in (f"{s3_bucket}/out.pt", str(tmp_path / "out.pt")):
         arguments = [store.url, dest, "torch", "", str(512 << 20)]
         subprocess.run([sys.executable, "-c", EXPORT, *arguments], check=True, timeout=200)
+
+
+def test_many_tensors_are_in_the_plan(tmp_path: Path) -> None:
+    """What a tensor takes beside its bytes, from the index to the report, counts where there are many."""
+    from torch.distributed.checkpoint import save
+
+    planned, traced = [], []
+    for count in (50, 200, 600):  # the first one loads what is loaded once
+        step, out = str(tmp_path / f"step_{count}"), str(tmp_path / f"{count}.safetensors")
+        save({f"layer.{i}.w": torch.ones(1) for i in range(count)}, checkpoint_id=step, no_dist=True)
+        planned.append(dcp.plan_export(step, out, format="safetensors").memory)
+        tracemalloc.start()
+        dcp.export(step, out, format="safetensors")
+        traced.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert planned[2] - planned[1] >= traced[2] - traced[1] > 400 * 1000

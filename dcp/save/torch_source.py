@@ -23,6 +23,7 @@ from isal import isal_zlib
 
 from dcp.archive import PICKLE
 from dcp.boxes import Box, Shape
+from dcp.c_order import in_c_order
 from dcp.dtypes import ITEMSIZE
 from dcp.errors import RecordError, UsageError
 from dcp.nested import Path
@@ -31,7 +32,6 @@ from dcp.pickles.nodes import Call, PersistentRef, Value
 from dcp.pickles.reader import read
 from dcp.pickles.scan import Verdict, judge, scan
 from dcp.pickles.tensors import TensorNode, is_tensor, quantized_of, storage_of, tensor_of
-from dcp.records import in_c_order
 from dcp.storage import home_expanded
 from dcp.storage.faults import calling
 from dcp.zip_entries import Entry, all_entries, is_zip

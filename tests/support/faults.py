@@ -136,7 +136,8 @@ def assert_settled(life: Lifecycle, settings: LifecycleSettings, good: set[str],
         life.once(settings)
     assert life.once(settings).runs[0].unchanged == len(good) + bad
     published = manifests(life)
-    assert sorted(name.partition("/")[0] for name in published) == sorted(good)
+    steps = sorted(name.partition("/")[0] for name in published)
+    assert steps == sorted(good), {step: life.records(step) for step in {*good, *steps}}
     for name in published:
         assert verify(f"{life.published.url}/{name}").ok
     alias = current_alias(life.published)

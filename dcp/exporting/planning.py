@@ -214,7 +214,7 @@ def choose(
     require_fitting(dest, format)
     checkpoint = open_checkpoint(url, **options)
     require_outside(checkpoint.url, dest)
-    chosen = select(checkpoint.index, selection)
+    chosen = select(checkpoint.index, selection, url=checkpoint.url)
     if format == "torch":
         require_savable(chosen)
     chosen, left_out = _plain(checkpoint, chosen)

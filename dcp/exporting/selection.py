@@ -6,6 +6,7 @@ renaming works on the dotted key too and keeps as much of the path's nesting as 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -58,19 +59,25 @@ class Selected:
     """Place in the nested output; integers are list positions."""
 
 
-def select(index: CheckpointIndex, selection: Selection) -> list[Selected]:
+def select(index: CheckpointIndex, selection: Selection, *, url: str = "URL") -> list[Selected]:
     """Apply a selection, in the index's order.
+
+    Args:
+        index: of the checkpoint.
+        selection: what to take of it.
+        url: where it is, for the command that lists its keys.
 
     Raises:
         UsageError: nothing matches, a pattern that is given matches nothing, or two keys get one name.
         MetadataError: the recorded paths contradict each other.
     """
+    listed = f"see them with: ckpt inspect {shlex.quote(url)}"
     chosen = [entry for key, entry in index.entries.items() if taken(key, selection)]
     for glob in selection.include:
         if not any(fnmatchcase(key, glob) for key in index.entries):
-            raise UsageError(f"--include {glob!r} matches none of the keys; see them with: ckpt inspect")
+            raise UsageError(f"--include {glob!r} matches none of the keys; {listed}")
     if not chosen and index.entries:
-        raise UsageError(f"no key is left of {len(index.entries)}; see them with: ckpt inspect")
+        raise UsageError(f"no key is left of {len(index.entries)}; {listed}")
     paths = [index.path_of(entry.key) for entry in chosen]
     old = [dotted(path) for path in paths]
     new = renamed([_stripped(name, selection.strip_prefix) for name in old], selection.rename)

@@ -5,6 +5,7 @@ No torch: what this torch does not know, `dcp.load.metadata.known_to_torch` leav
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -53,7 +54,9 @@ def _refusal(url: str, torn: Sequence[Finding]) -> str:
     reasons = "; ".join(found.message for found in torn[:_SHOWN])
     more = f"; and {len(torn) - _SHOWN} more" if len(torn) > _SHOWN else ""
     copy = any(found.code == "files.newer-than-metadata" for found in torn)
-    advice = ", or load with copied=True if it is a copy" if copy else ", or see ckpt validate"
+    advice = (
+        ", or load with copied=True if it is a copy" if copy else f", or see ckpt validate {shlex.quote(url)}"
+    )
     return f"{url} is torn and was not loaded: {reasons}{more}. Take an earlier step{advice}"
 
 

@@ -82,7 +82,8 @@ def usage_failure(message: str, help_command: str) -> Failure:
     """The failure of a command line that cannot be parsed."""
     return Failure(
         kind=UsageError.__name__,
-        message=message,
+        # The word is that of the library that converts; people made no value error.
+        message=message.replace(": Value error, ", ": ", 1),
         advice=f"see {help_command} --help",
         exit_code=USAGE,
     )

@@ -122,6 +122,14 @@ def test_export_writes_what_torch_loads(
     assert said.document["tensors"][weight]["shape"] == list(expected[weight].shape)
 
 
+def test_keys_that_are_not_there_are_answered_with_the_command_that_lists_them(
+    ckpt: Ckpt, whole: Path, tmp_path: Path
+) -> None:
+    said = ckpt("export", whole, tmp_path / "out.pt", "--include", "modle.*")
+    assert said.code == 2
+    assert f"see them with: ckpt inspect {whole}\n" in said.err
+
+
 def test_sha256_is_told_where_it_is_asked_for(ckpt: Ckpt, whole: Path, tmp_path: Path) -> None:
     [plain] = ckpt("export", whole, tmp_path / "a.pt", "--json").document["files"]
     assert (plain["sha256"], len(plain["crc32c"])) == (None, 8)

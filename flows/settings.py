@@ -39,10 +39,10 @@ from dcp.exporting.report import CastDtype, require_fitting
 from dcp.layout import Layout
 from dcp.pickles.scan import Allowance
 from dcp.storage import home_expanded, is_safe_name, normalise_url
-from dcp.storage.opening import require_protocol
 from dcp.tp_rules import TpRules
 from flows.deploy_settings import DeploySettings
 from flows.operation_settings import OperationSettings
+from flows.run_places import absolute, overlap, same_place
 from flows.sections import Seconds, Section, listed
 from flows.settings_errors import unreadable_toml, wrong_setting
 from tasks.discover import DEFAULT_PATTERNS, compile_pattern
@@ -52,7 +52,6 @@ ENV_PREFIX = "CKPT_"
 DEFAULT_FILE = "lifecycle.toml"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
-_SAME_PLACE = {"gcs": "gs", "s3a": "s3"}
 
 
 def _pattern(value: str) -> str:
@@ -255,7 +254,7 @@ class LifecycleSettings(BaseSettings):
         """
         parent, _, step = normalise_url(url).rpartition("/")
         for run in self.runs:
-            if parent and _comparable(run.source) == _comparable(parent):
+            if parent and same_place(run.source, parent):
                 return run, step
         sources = ", ".join(run.source for run in self.runs)
         raise UsageError(f"{url} is not a step of any run in {self.file.name} (sources: {sources})")
@@ -341,7 +340,7 @@ def _runs(settings: LifecycleSettings, file: Path) -> Iterable[RunSettings]:
         resolved = {}
         for field, place in places.items():
             try:
-                resolved[field] = _placed(place, file.parent)
+                resolved[field] = absolute(place, file.parent)
             except UsageError as error:
                 raise SettingsError(f"{at}.{field}: {error}") from None
         contract = resolved.get("expectation", "")
@@ -375,13 +374,6 @@ def _check_tp_rules(run: RunSettings, place: str | None, at: str) -> None:
         raise SettingsError(f"{at}: {error}") from None
 
 
-def _placed(place: str, folder: Path) -> str:
-    if "://" in place or home_expanded(place).is_absolute():
-        require_protocol(place)
-        return normalise_url(place)
-    return normalise_url(str(folder / place))
-
-
 def _check_places(settings: LifecycleSettings) -> None:
     """Refuse what would write into a training bucket or mix two runs."""
     at = settings.file.name
@@ -391,21 +383,8 @@ def _check_places(settings: LifecycleSettings) -> None:
             raise SettingsError(f"{at}: runs[{number}].name: {name!r} is the name of two runs")
     for number, publishing in enumerate(settings.runs):
         for run in settings.runs:
-            if _overlap(publishing.publish, run.source):
+            if overlap(publishing.publish, run.source):
                 raise SettingsError(
                     f"{at}: runs[{number}].publish: {publishing.publish} and the source {run.source} of run "
                     f"{run.name!r} lie one inside the other; sources are only read, so publish elsewhere"
                 )
-
-
-def _overlap(a: str, b: str) -> bool:
-    one, other = _comparable(a) + "/", _comparable(b) + "/"
-    return one.startswith(other) or other.startswith(one)
-
-
-def _comparable(url: str) -> str:
-    """One spelling a place: protocol aliases folded, symbolic links followed."""
-    protocol, mark, rest = url.partition("://")
-    if not mark:
-        return str(Path(url).resolve()).rstrip("/")
-    return f"{_SAME_PLACE.get(protocol, protocol)}://{rest}"

@@ -40,6 +40,8 @@ OBJECT_LIMIT = 1 << 30
 """Largest pickled object decoded, in bytes."""
 _SHORTEST_HEAD = 16
 _ZSTD = "stream.zstd"
+_ZSTD_VERSION = "1"
+"""The only one that torch reads, whatever stands behind its dot."""
 _DECODE_SLACK = 1 << 20
 
 
@@ -321,7 +323,8 @@ class Records:
         """A record's bytes with its stream transforms undone; ``limit`` bounds what they may grow to."""
         data = self.store.read_range(record.path, record.offset, record.end)
         for transform in record.transforms:
-            if transform.partition("/")[0] != _ZSTD:
+            name, _, version = transform.partition("/")
+            if name != _ZSTD or version.partition(".")[0] != _ZSTD_VERSION:
                 raise fault(entry, record, f"transform {transform!r} is not known here")
             data = self._unzstd(entry, record, data, limit)
         return data

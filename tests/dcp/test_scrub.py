@@ -107,6 +107,16 @@ def test_a_bit_that_changes_what_torch_reads_is_found(golden_copy: Callable[[str
         assert unseen < 40
 
 
+def test_a_transform_that_torch_does_not_undo_is_found(golden_copy: Callable[[str], Path]) -> None:
+    step = golden_copy("torch_fsdp2_zstd")
+    index = (step / ".metadata").read_bytes()
+    assert dcp.validate(str(step), scrub=True, copied=True).ok
+    (step / ".metadata").write_bytes(index.replace(b"stream.zstd/1", b"stream.zstd/5"))
+    report = dcp.validate(str(step), scrub=True, copied=True)
+    assert not report.ok
+    assert "transform 'stream.zstd/5' is not known here" in report.findings[0].message
+
+
 def mutate(data: bytearray, rng: random.Random) -> None:
     """Flip, cut out, double, overwrite from elsewhere, or zero some bytes."""
     at, size = rng.randrange(len(data)), rng.choice([1, 1, 4, 40, 400])

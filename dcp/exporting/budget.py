@@ -35,7 +35,7 @@ _CAST_BUFFERS = 8
 """Bands that a cast may hold: an element can become eight times as wide."""
 _TIE_BUFFERS = 2
 """Bands that looking for equal tensors holds beside those being read."""
-_TENSOR, _OBJECT, _CHUNK, _PIECE = 5000, 1000, 300, 3000
+_TENSOR, _OBJECT, _CHUNK, _PIECE = 4500, 1000, 300, 3000
 """Bytes of memory for a tensor, from the index to the report, and for an object beside its record; for one
 chunk, and for a piece of a chunk that is read."""
 

@@ -7,14 +7,16 @@ deleted here: whoever was given a published name may still use it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from dcp.errors import ChangedError, EnvironmentFault, UsageError
+from dcp.checkpoint import survey
+from dcp.errors import ChangedError, EnvironmentFault, NotFoundError, UsageError
 from dcp.findings import Report
-from dcp.storage import Store, open_store
+from dcp.storage import Store, join_url, open_store
 from flows.operation_settings import RetireSettings
 from flows.settings import LifecycleSettings, RunSettings
 from flows.survey import RunSurvey, key_of, survey_run
@@ -39,6 +41,9 @@ from tasks.retire import (
     take_out_of_trash,
     trash_number,
 )
+from tasks.text import plain
+
+_log = logging.getLogger(__name__)
 
 
 class RunRetirement(Report):
@@ -109,14 +114,20 @@ def _retire_run(
         )
         if apply:
             by_name = {directory.name: directory for directory in directories}
-            worker = _Worker(settings, found, retire)
+            kept = [one for one in report.decisions if one.action == "keep" and by_name[one.step].good]
+            worker = _Worker(settings, found, retire, [by_name[one.step] for one in reversed(kept)])
             for decision in report.decisions:
                 worker.carry_out(decision, by_name[decision.step])
             report.freed = worker.freed
             report.ok = not any(decision.failed for decision in report.decisions)
-    except EnvironmentFault as error:
+    except (EnvironmentFault, UsageError) as error:
         report.ok = False
         report.error = str(error)
+    # Whatever is wrong with one run, the others are seen to.
+    except Exception as error:
+        _log.exception("run %s", run.name)
+        report.ok = False
+        report.error = plain(f"internal error: {type(error).__name__}: {error}")
     return report
 
 
@@ -208,8 +219,16 @@ def _guard(
 class _Worker:
     """Carries out decisions of one run."""
 
-    def __init__(self, settings: LifecycleSettings, found: RunSurvey, retire: RetireSettings) -> None:
+    def __init__(
+        self,
+        settings: LifecycleSettings,
+        found: RunSurvey,
+        retire: RetireSettings,
+        kept: Sequence[Directory],
+    ) -> None:
+        """``kept`` are the good steps that stay, the newest first."""
         self.found = found
+        self.kept = kept
         self.ledger = found.ledger
         self.retire = retire
         self.leases = Leases(found.ledger.store, settings.lease_expiry)
@@ -246,6 +265,9 @@ class _Worker:
             if not directory.deleting and not self._stands_published(key):
                 decision.failed = f"it is published nowhere: {published_directory(key)} has no manifest"
                 return
+            if not directory.deleting and not any(map(self._stands, self.kept)):
+                decision.failed = "none of the good steps that are kept stands any more as it was"
+                return
             delete_step(self.ledger, key, self._source(directory.name), directory.listing, decision.why)
         decision.done = True
         self.freed += directory.bytes
@@ -253,6 +275,14 @@ class _Worker:
     def _stands_published(self, key: StepKey) -> bool:
         """Whether what was made of the step is still there: its ledger may outlive it."""
         return read_manifest(self.ledger.run_store.child(published_directory(key))) is not None
+
+    def _stands(self, kept: Directory) -> bool:
+        """Whether a step still stands as it was when it was decided which are deleted."""
+        run = self.found.run
+        try:
+            return survey(join_url(run.source, kept.name), **run.options).listing_identity == kept.listing
+        except NotFoundError:
+            return False
 
     def _source(self, step: str) -> Store:
         """The step's directory, with the credentials for deleting."""

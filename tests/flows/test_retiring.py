@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from dcp.errors import SettingsError, UsageError
 from dcp.storage import open_store
 from flows.retiring import RetireReport, retire_runs
-from flows.settings import LifecycleSettings
+from flows.settings import LifecycleSettings, RunSettings
 from flows.status import run_status
+from flows.survey import RunSurvey
 from tasks.leases import Leases
 from tasks.ledger import StepKey
 from tasks.publish import set_alias
@@ -143,6 +145,79 @@ def test_a_step_saved_again_between_plan_and_deletion_is_not_deleted(
     assert "written again" in failed.failed
     assert not report.ok
     assert outcomes(here.once(settings)) == {"step_1": "published"}
+
+
+def _newest_removed(life: Lifecycle) -> None:
+    for info in life.source.child("step_2").objects():
+        life.source.remove(f"step_2/{info.name}")
+
+
+def _newest_saved_over(life: Lifecycle) -> None:
+    life.save("step_2", without=(".metadata",))
+
+
+def _led_to(life: Lifecycle) -> None:
+    [key] = life.ledger.keys("step_1")
+    set_alias(f"{life.url}/published", RUN, "step_1", key.fingerprint, alias="best")
+
+
+def _taken(life: Lifecycle) -> None:
+    assert Leases(life.ledger.store).acquire("step_1") is not None
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        (_newest_removed, "none of the good steps that are kept stands"),
+        (_newest_saved_over, "none of the good steps that are kept stands"),
+        (_led_to, "the alias best has been led to it"),
+        (_taken, "another worker is processing it"),
+    ],
+)
+def test_what_happens_between_plan_and_deletion_may_save_a_step(
+    here: Lifecycle,
+    monkeypatch: pytest.MonkeyPatch,
+    happens: Callable[[Lifecycle], None],
+    said: str,
+) -> None:
+    from flows import retiring
+
+    settings = published(here, "step_1", "step_2")
+    retire_runs(settings, apply=True)
+    plan = retiring.plan_retirement
+
+    def meanwhile(*args: Any, **kwargs: Any) -> Any:
+        decisions = plan(*args, **kwargs)
+        happens(here)
+        return decisions
+
+    monkeypatch.setattr(retiring, "plan_retirement", meanwhile)
+    report = retire_runs(settings, apply=True)
+    [failed] = [decision.failed for decision in report.runs[0].decisions if decision.failed]
+    assert said in failed
+    assert (report.ok, "step_1" in present(here)) == (False, True)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("odd"), UsageError("no such option")])
+def test_what_is_wrong_with_one_run_stops_no_other(
+    here: Lifecycle, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from flows import retiring
+
+    other = f'[[runs]]\nname = "other"\nsource = "{here.url}/other"\npublish = "{here.url}/published"\n'
+    settings = published(here, "step_1", "step_2", tables="\n".join([KEEP_ONE, other, KEEP_ONE]))
+    surveyed = retiring.survey_run
+
+    def odd(run: RunSettings, **how: Any) -> RunSurvey:
+        if run.name == "other":
+            raise error
+        return surveyed(run, **how)
+
+    monkeypatch.setattr(retiring, "survey_run", odd)
+    report = retire_runs(settings.model_copy(update={"runs": settings.runs[::-1]}), apply=True)
+    assert (report.ok, [run.ok for run in report.runs]) == (False, [False, True])
+    assert str(error) in str(report.runs[0].error)
+    assert {decision.step: decision.done for decision in report.runs[1].decisions}["step_1"]
 
 
 def test_what_was_made_of_it_must_still_be_there(here: Lifecycle) -> None:

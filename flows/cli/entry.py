@@ -37,6 +37,9 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A character that the terminal's encoding lacks must not end a report.
             stream.reconfigure(errors="backslashreplace")
+    if "--debug" not in sys.argv:
+        # What Ctrl-C left half made, as an event loop, has tracebacks of its own when it is thrown away.
+        sys.unraisablehook = lambda _: None
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

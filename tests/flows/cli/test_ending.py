@@ -63,6 +63,19 @@ def test_ctrl_c_while_it_starts_prints_no_traceback(after: float, large: Path, t
     assert done.returncode in (0, 130)
 
 
+@pytest.mark.parametrize("options", [[], ["--debug"]])
+def test_what_is_half_made_goes_without_a_traceback(options: list[str]) -> None:
+    code = (
+        "from flows.cli import entry\n"
+        "class HalfMade:\n"
+        "    def __del__(self): self.never_set.close()\n"
+        "entry.run = lambda arguments: (HalfMade(), 0)[1]\n"
+        "entry.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "never_set" in done.stderr) == (0, bool(options))
+
+
 def test_what_is_ignored_stays_ignored(large: Path, tmp_path: Path) -> None:
     """As under nohup."""
     dest = tmp_path / "out.pt"

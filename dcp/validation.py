@@ -36,6 +36,8 @@ from dcp.sizes import human_bytes, human_span
 
 GRACE_SECONDS = 1800.0
 """How long nothing may have changed before a step without an index counts as incomplete."""
+_SAME_TIME = 60.0
+"""Seconds by which clocks of two machines differ without anybody noticing."""
 _TORN = {"files.missing", "files.truncated", "files.newer-than-metadata"}
 _TOLD_BY_INDEX = _TORN | {"files.unsafe-path", "records.missing", "records.out-of-bounds"}
 """Codes that a scrub meets again where the index and the listing have told already."""
@@ -189,7 +191,12 @@ class _Judge:
         changed = found.last_change
         age = self.now - changed if changed is not None else None
         state: State = "writing" if age is not None and age < self.grace else "incomplete"
-        since = "" if age is None else f"; nothing changed for {human_span(max(0.0, age))}"
+        if age is None:
+            since = ""
+        elif age < -_SAME_TIME:
+            since = f"; dated {human_span(-age)} ahead of this machine's clock"
+        else:
+            since = f"; nothing changed for {human_span(max(0.0, age))}"
         count = len(found.objects)
         size = human_bytes(sum(info.size for info in found.objects.values()))
         message = f"no {METADATA}: {count} object{'' if count == 1 else 's'}, {size}{since}"

@@ -200,6 +200,9 @@ def test_writing_then_incomplete(step: Path) -> None:
     (step / ".metadata").unlink()
     young = damaged(step, now=SAVED_AT + 60)
     assert young.state == "writing"
+    ahead = damaged(step, now=SAVED_AT - 3600)
+    assert ahead.state == "writing"
+    assert ahead.findings[0].message.endswith("dated 60 min ahead of this machine's clock")
     old = damaged(step, now=SAVED_AT + 3600)
     assert old.state == "incomplete"
     only(old, "incomplete.no-metadata")

@@ -20,8 +20,6 @@ class Archive:
 
     data: bytes
     entries: Mapping[str, Entry]
-    has_crc: bool
-    """False if the writer had checksums switched off: it then records 0 for every entry."""
 
     @cached_property
     def pickle(self) -> bytes:
@@ -61,9 +59,9 @@ def open_archive(data: bytes) -> Archive:
     entries = all_entries(data)
     if PICKLE not in entries:
         raise RecordError("the archive holds no data.pkl")
-    has_crc = any(entry.crc32 for entry in entries.values())
-    archive = Archive(data, entries, has_crc)
-    if has_crc:
+    archive = Archive(data, entries)
+    # A writer with checksums switched off records 0 for every entry.
+    if any(entry.crc32 for entry in entries.values()):
         for name, entry in entries.items():
             actual = isal_zlib.crc32(archive.content(name))
             if actual != entry.crc32:

@@ -21,7 +21,6 @@ class LoadCost:
     requests: int
     slowest: int
     torch_read: int
-    torch_requests: int
     torch_slowest: int
 
 
@@ -72,7 +71,6 @@ def load_costs(parts: Mapping[str, Survey]) -> LoadCosts:
                 requests=each.bucket_reader.requests,
                 slowest=each.bucket_reader.slowest_bytes,
                 torch_read=each.torch_reader.bytes,
-                torch_requests=each.torch_reader.requests,
                 torch_slowest=each.torch_reader.slowest_bytes,
             )
             for each in report.layouts

@@ -19,6 +19,9 @@ from flows.demo.training import Training
 from flows.settings import load_settings
 from tests.flows.cli.ckpt import ROOT, Said, ckpt_process, command
 
+# The first test waits for a demo, which takes half a minute where nothing else is done.
+pytestmark = pytest.mark.timeout(900)
+
 GOOD = ("step_10", "step_20", "step_40")
 BAD = {"step_30": "torn", "step_50": "key-mismatch", "step_60": "incomplete"}
 
@@ -53,7 +56,7 @@ class Demo:
 
 
 def _demo(*arguments: str | Path) -> Said:
-    return ckpt_process("demo", *arguments, timeout=180)
+    return ckpt_process("demo", *arguments, timeout=600)
 
 
 @pytest.fixture(scope="module")

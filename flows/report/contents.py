@@ -18,7 +18,7 @@ from dcp.index import Entry, TensorEntry
 from dcp.inspection import writer_rank
 from flows.report.chunking import EXACT, Patterns, Tilings, columns_of
 from flows.report.packing import Packed, pack_json
-from flows.report.places import Places, Ranges, pack_places
+from flows.report.places import Places, Ranges, pack_places, sizes_of
 from flows.report.problems import LONGEST_KEY
 from flows.text import name
 
@@ -82,7 +82,7 @@ def pack_contents(
     tilings = patterns.packed()
     places = pack_places([each.ranges if each.singly(tilings) else None for each in keys])
     marks, faults = _marks(findings)
-    sizes = tuple(files.values())
+    sizes = sizes_of(files.values())
     marks |= {each.key: "error" for each in keys if each.ranges.beyond(sizes)}
     kept = sorted(range(len(keys)), key=lambda i: keys[i].key not in marks)
     limits = list(_NAME_LIMITS)

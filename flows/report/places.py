@@ -7,7 +7,7 @@ one number for all chunks of a tensor, which packs well. ``templates/report/js/d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,12 +44,9 @@ class Ranges:
         numbers = (file, record.offset if record else 0, record.length if record else 0)
         return cls(*(np.array([max(-1, min(each, EXACT))], np.int64) for each in numbers))
 
-    def beyond(self, sizes: Sequence[int]) -> bool:
-        """Whether one of them ends behind its object, by the bytes of each; -1 are those of an absent one."""
-        import numpy as np
-
-        # The last is that of objects that the index does not name.
-        ends = np.array([*sizes, EXACT], np.int64)[self.file]
+    def beyond(self, sizes: Ints) -> bool:
+        """Whether one of them ends behind its object, by the sizes that `sizes_of` gives."""
+        ends = sizes[self.file]
         return bool(((self.begin + self.length > ends) & (self.length > 0) | (ends < 0)).any())
 
     @property
@@ -60,6 +57,13 @@ class Ranges:
             not len(each) or (int(each.min()) >= 0 and int(each.max()) < EXACT // 4)
             for each in (self.begin, self.length)
         )
+
+
+def sizes_of(files: Iterable[int]) -> Ints:
+    """Bytes of each object by its number, -1 of one that is absent; the last is for those that have none."""
+    import numpy as np
+
+    return np.array([*files, EXACT], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from dcp.exporting.report import (
     is_directory,
     require_fitting,
 )
-from dcp.exporting.safetensors_export import lay_out, metadata_of
+from dcp.exporting.safetensors_export import lay_out, metadata_of, require_directory
 from dcp.exporting.safetensors_layout import INDEX, MAX_SHARD_SIZE, Shard, index_of
 from dcp.exporting.selection import Selected, Selection, select, taken
 from dcp.exporting.standing import look
@@ -95,6 +95,7 @@ def plan_export(
     if format == "safetensors":
         shards, _ = lay_out(checkpoint, chosen, name=name, max_shard_size=max_shard_size, dtype=dtype)
         if is_directory(dest, format):
+            require_directory(store, name)
             shards = look(store.child(name)).named_apart(shards, metadata_of(checkpoint))
         held = {tensor.entry.key for shard in shards for tensor in shard.tensors}
         read = [item for item in tensors if item.entry.key in held]

@@ -18,7 +18,7 @@ from dcp.errors import EnvironmentFault, UsageError
 from dcp.exporting.casts import output_dtype
 from dcp.exporting.pump import Pump
 from dcp.exporting.report import ExportedFile, ExportedTensor
-from dcp.exporting.safetensors_layout import INDEX, SUFFIX, Shard, holds, index_of, split
+from dcp.exporting.safetensors_layout import INDEX, SUFFIX, WHOLE, Shard, holds, index_of, split
 from dcp.exporting.selection import Selected
 from dcp.exporting.sink import ChecksumSink
 from dcp.exporting.standing import clear, clear_replaced, withdraw
@@ -244,7 +244,13 @@ class SafetensorsExport:
 
 
 def require_directory(store: Store, directory: str) -> None:
+    """Refuse a place where shards could not stand, or would not be what is loaded, with a `UsageError`."""
     if store.exists(directory):
         raise UsageError(
             f"{store.url}/{directory} is a file; safetensors output is a directory, or a file NAME{SUFFIX}"
+        )
+    if store.exists(f"{directory}/{WHOLE}"):
+        raise UsageError(
+            f"{store.url}/{directory}/{WHOLE} stands there, which loaders take before any shards; "
+            f"remove it, or name another directory"
         )

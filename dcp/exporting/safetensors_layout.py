@@ -20,6 +20,8 @@ from dcp.safetensors_file import DTYPE_NAMES, HEADER_LIMIT, Stored
 MAX_SHARD_SIZE = 5_000_000_000
 """Default for the bytes of tensors in one file."""
 INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+"""A model in one file: where it stands, Hugging Face's loaders do not look for an index."""
 SUFFIX = ".safetensors"
 
 _NAMES = {torch_name: name for name, torch_name in DTYPE_NAMES.items()}

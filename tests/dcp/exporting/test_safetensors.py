@@ -156,7 +156,7 @@ class _Worn(LocalStore):
 
     def info(self, name: str) -> Any:
         path = self.root / name
-        if path.suffix == ".safetensors":
+        if path.suffix == ".safetensors" and path.exists():
             data = bytearray(path.read_bytes())
             data[self.place(data)] ^= 1
             path.write_bytes(data)
@@ -313,6 +313,17 @@ def test_two_at_once_into_one_directory(golden: Callable[[str], Path], tmp_path:
     assert refused[0].exit_code == 3
     assert {f"hf/{path.name}" for path in (tmp_path / "hf").iterdir()} == {file.name for file in report.files}
     assert export(step, dest, format="safetensors").ok, "and nothing stays locked"
+
+
+def test_a_model_in_one_file_is_not_left_beside_shards(golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """Loaders would go on taking the older one."""
+    step, out = str(golden("torch_fsdp_tp_2x2")), tmp_path / "hf"
+    export(step, str(out / "model.safetensors"), format="safetensors")
+    older = (out / "model.safetensors").read_bytes()
+    for asked in (export, plan_export):
+        with pytest.raises(UsageError, match=r"model\.safetensors stands there"):
+            asked(step, str(out), format="safetensors", include=["model.*"])
+    assert [path.read_bytes() for path in out.iterdir()] == [older]
 
 
 def test_a_failure_leaves_no_empty_directory(golden_copy: Callable[[str], Path], tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def start_deployment(name: str, parameters: Mapping[str, Any], key: str) -> str:
         EnvironmentFault: there is no such deployment, or Prefect does not take the run.
     """
     from prefect.deployments import run_deployment
-    from prefect.exceptions import PrefectException
+    from prefect.exceptions import ObjectNotFound, PrefectException
 
     try:
         run = cast(
@@ -170,6 +170,8 @@ def start_deployment(name: str, parameters: Mapping[str, Any], key: str) -> str:
                 name, parameters=dict(parameters), timeout=0, idempotency_key=key, as_subflow=False
             ),
         )
+    except ObjectNotFound:
+        raise EnvironmentFault(f"there is no deployment {name} on Prefect's server") from None
     except (PrefectException, ValueError) as error:
         raise EnvironmentFault(f"{name} was not started ({' '.join(str(error).split())[:300]})") from error
     return str(run.name)

@@ -11,7 +11,9 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.runtime import flow_run
 from prefect.states import Completed, Running
 
+from dcp.errors import EnvironmentFault
 from flows.flow_runs import end_orphans
+from tasks.prefect_tasks import start_deployment
 from tests.support.harness import PrefectApi
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -84,6 +86,11 @@ def test_a_run_that_ends_or_is_deleted_meanwhile_is_left_alone(monkeypatch: pyte
         monkeypatch.setattr("flows.flow_runs._why_orphaned", meanwhile)
         assert end_orphans(name) == []
         assert client.read_flow_run(ends).state_type == StateType.COMPLETED
+
+
+def test_a_deployment_that_does_not_exist_is_said_to_be_that() -> None:
+    with pytest.raises(EnvironmentFault, match="there is no deployment evaluate/nightly on"):
+        start_deployment("evaluate/nightly", {}, "once")
 
 
 def test_a_run_whose_process_was_killed_is_ended_and_not_before(prefect_api: PrefectApi) -> None:

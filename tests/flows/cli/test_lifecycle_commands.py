@@ -233,9 +233,15 @@ def test_a_watch_outlives_a_prefect_that_is_away(place: Path, prefect_api: Prefe
             assert "does not answer" in failed["message"]
             assert failed["exit_code"] == 3
             proxy.rule = None
-            passes = (json.loads(line) for line in process.stdout)
-            done = next(each for each in passes if "error" not in each)
-            assert {step["outcome"] for step in done["runs"][0]["steps"]} == {"published"}
+            # A busy server that answers 503 makes a step wait for the next pass: nothing is asked twice here.
+            published: set[str] = set()
+            for line in process.stdout:
+                runs = json.loads(line).get("runs", ())
+                steps = [step for run in runs for step in run["steps"]]
+                published |= {step["step"] for step in steps if step["outcome"] == "published"}
+                if len(published) == 2:
+                    break
+            assert published == {"step_1", "step_2"}
         finally:
             process.terminate()
             process.communicate(timeout=60)

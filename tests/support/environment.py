@@ -64,6 +64,7 @@ def prepare(*, is_worker: bool) -> Places:
     os.environ[_RUN] = str(run)
     os.environ["PREFECT_HOME"] = str(worker / "prefect")
     os.environ["XDG_STATE_HOME"] = str(worker / "state")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(worker / "inductor")
     wait_for_no_disk()
     return Places(run, worker)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from dcp.checkpoint import Survey
+from dcp.foreign import any_matches
 from dcp.index import CheckpointIndex
 
 
@@ -18,21 +18,16 @@ def guess_producer(found: Survey, index: CheckpointIndex) -> str:
     """
     keys, names = index.entries, found.objects
     last = found.store.url.rstrip("/").rpartition("/")[2]
-    if _any(names, r"context/.*") or (last == "weights" and "metadata.json" in names):
+    if any_matches(r"context/.*", names) or (last == "weights" and "metadata.json" in names):
         return "NeMo"
-    if index.framework_plans or _any(names, r"([^/]+/)?metadata\.json"):
+    if index.framework_plans or any_matches(r"([^/]+/)?metadata\.json", names):
         return "Megatron-Core torch_dist"
     if "meta.pt" in names:
         return "Lightning"
-    if _any(keys, r"state\.(model|optimizers|callbacks|rank_zero_seed)\b.*"):
+    if any_matches(r"state\.(model|optimizers|callbacks|rank_zero_seed)\b.*", keys):
         return "Composer"
-    if "train_state.step" in keys or _any(keys, r"dataloader\.dp_rank_\d+"):
+    if "train_state.step" in keys or any_matches(r"dataloader\.dp_rank_\d+", keys):
         return "torchtitan"
     if any(re.fullmatch(r"(pytorch_model_fsdp|optimizer)_\d+", name) for name in (last, *found.parts)):
         return "accelerate"
     return "torch DCP" if index.ranks is None else "torch DCP, rank-local"
-
-
-def _any(names: Iterable[str], pattern: str) -> bool:
-    compiled = re.compile(pattern)
-    return any(compiled.fullmatch(name) for name in names)
